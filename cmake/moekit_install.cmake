@@ -1,0 +1,1 @@
+# Install rules: headers, library, find_package(moekit), pkg-config.
