@@ -125,6 +125,8 @@ MOEKIT_API const char* name(Determinism level);
 /// A dense expert that every token passes, added to the routed sum; width 0 = none.
 struct SharedExpertConfig {
   std::int64_t intermediate = 0;
+  bool quantised =
+      false;  ///< its matrices are stored in the experts' scheme, with scales; otherwise in the layer's dtype
   bool sigmoid_gate = false;  ///< times σ(hidden · gate), gate [1, K] (qwen2_moe)
   Activation activation{};
   bool operator==(const SharedExpertConfig&) const = default;

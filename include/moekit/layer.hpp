@@ -1,5 +1,6 @@
 // y = Σ_j w_j · Expert_j(x) (+ shared(x)), ready to be called.
 #pragma once
+#include <memory>
 #include <variant>
 
 #include <moekit/kit/open_output.hpp>
@@ -52,12 +53,12 @@ class MOEKIT_API Layer {
   /// Reports and clears a fault that a device noticed after forward returned.
   Status check() const;
 
-  const Plan& plan() const { return plan_; }
-  const Weights& weights() const { return weights_; }
+  const Plan& plan() const;
+  const Weights& weights() const;
 
  private:
-  Plan plan_;
-  Weights weights_;
+  struct Impl;  // the kernels of every bucket, bound to these weights
+  std::shared_ptr<const Impl> impl_;
 };
 
 }  // namespace moekit::inline v0

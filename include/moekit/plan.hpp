@@ -75,7 +75,8 @@ class MOEKIT_API Plan {
   WeightsSpec weights_spec() const;
   /// Bytes that any m ≤ num_tokens and any routing need; monotone; nothing beyond it is touched. Throws Error when the
   /// size does not fit 63 bits or num_tokens is above max_tokens.
-  std::size_t workspace_bytes(std::int64_t num_tokens) const;
+  /// @param top_k  for a run-time override above the layer's; 0 = the layer's
+  std::size_t workspace_bytes(std::int64_t num_tokens, std::int64_t top_k = 0) const;
   std::size_t persistent_bytes() const;  ///< windows, flags, tables: 0 on one CPU rank
   /// Leading bytes of a workspace that must be zero once when it is bound, and are left zero by every forward.
   std::size_t control_bytes() const;
