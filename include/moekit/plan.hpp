@@ -30,6 +30,9 @@ struct PlanOptions {
   std::int64_t tail_max_tokens = 256;           ///< OutputKind::tail and open: above it the layer finalises by itself
   std::span<const ExpertsEntry> extra_experts;  ///< yours, in front of the built-in list
   std::span<const PrepareFinalizeEntry> extra_prepare_finalize;
+  /// Yours, in front of the built-in list. config.router.source == custom takes the first of these that says yes, or
+  /// the one named by `router`; without one, Plan::create fails.
+  std::span<const RouterEntry> extra_routers;
 };
 
 /// One implementation that was asked.

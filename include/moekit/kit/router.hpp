@@ -25,6 +25,7 @@ struct RouteProblem {
 
 struct RouteArgs {
   Tensor logits;  ///< [M, E] f32, bf16 or f16; any row stride, 0 included; last stride 1; read
+  Tensor hidden;  ///< [M, K] the layer's input, for routers of yours that want it; may be absent; read
   const RouterConfig* config = nullptr;
   const RouterTensors* tensors = nullptr;
   Tensor ids;                   ///< out: i32 [M, k]; k = the columns given, which may override the layer's top_k
@@ -35,6 +36,9 @@ struct RouteArgs {
 };
 
 /// Selection: everything after the logits. Immutable and re-entrant. Ids are in descending order of what chooses.
+/// Derive your own for RouterSource::custom and hand it in through PlanOptions::extra_routers: `route` then gets the
+/// hidden states, the logits where the layer has any (absent otherwise), and must write every id (in [-1, E)) and
+/// weight (final: renormalised and scaled) of its rows; rows beyond num_valid get -1 and 0.
 class Router {
  public:
   virtual ~Router() = default;
