@@ -43,8 +43,8 @@ class MOEKIT_API ModularKernel {
   ModularKernel(std::shared_ptr<PrepareFinalize> prepare_finalize, std::shared_ptr<const Experts> experts,
                 std::shared_ptr<const SharedExperts> shared, const Problem& problem, const KernelOptions& options = {});
 
-  /// Bytes that any m ≤ max_tokens rows of the caller and any routing need.
-  std::size_t workspace_bytes(std::int64_t max_tokens) const;
+  /// Bytes that any m ≤ max_tokens rows of the caller, with top_k slots (0 = the problem's) and any routing need.
+  std::size_t workspace_bytes(std::int64_t max_tokens, std::int64_t top_k = 0) const;
   /// Does not allocate if the context brings workspace_bytes(M). Nothing has been written when it fails before prepare.
   Status forward(const KernelInput& in, KernelOutput& out, const CallContext& context) const;
 
