@@ -20,18 +20,23 @@ struct KernelInput {
   const Tensor* expert_map = nullptr;
   bool weight_on_input = false;  ///< k = 1 only
   bool in_place = false;         ///< write over hidden; ignored when there are shared experts
-  bool leave_open = false;       ///< ask for an open result
+  bool leave_open = false;       ///< ask for an open result; M = 0 and M > open_max_tokens are finalised all the same
 };
 
 struct KernelOutput {
-  Tensor output;   ///< in: [M, K] of the caller (unused in place or left open); out: where the routed sum is
-  Tensor shared;   ///< in: [M, K] of the caller, when there are shared experts; they write it
-  MoeOutput open;  ///< out: set if `left_open`
+  Tensor output;  ///< in: [M, K] of the caller (unused in place or left open); out: where the routed sum is
+  Tensor shared;  ///< in: [M, K] of the caller, when there are shared experts; they write it
+  /// out: what the consumer takes over, when leave_open was asked; its tensors lie in the call's workspace. If the
+  /// kernel finalised instead (`left_open` is false), open.routed is `output`.
+  MoeOutput open;
   bool left_open = false;
 };
 
 struct KernelOptions {
-  std::int64_t chunk = 0;               ///< rows per experts call; 0 = all at once
+  std::int64_t chunk = 0;  ///< rows per experts call; 0 = all at once
+  /// Largest M whose call may ask for an open result (such calls are never chunked); 0 = none. Needs a dispatcher and
+  /// experts that support it.
+  std::int64_t open_max_tokens = 0;
   std::shared_ptr<WorkspacePool> pool;  ///< used when a call brings no workspace
 };
 

@@ -59,6 +59,9 @@ class PrepareFinalize {
   virtual bool output_is_reduced() const { return true; }  ///< finalize's result is summed over ranks
   virtual bool supports_async() const { return false; }
   virtual bool supports_open_output() const { return false; }  ///< all that finalize does, the consumer can take over
+  /// With NoOp the experts may write the caller's output themselves: finalize then gets it as expert_output, too, and
+  /// has nothing to do. Only where dispatched row t is the caller's row t.
+  virtual bool supports_direct_output() const { return false; }
   virtual Verdict supports(const InputSpec& input) const = 0;
   virtual Verdict supports(const Problem& problem) const {
     (void)problem;

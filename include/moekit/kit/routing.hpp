@@ -30,6 +30,11 @@ struct Routing {
 /// Shapes, types, strides (last one 1) of a routing as it arrives at the edge: `num_tokens` rows.
 MOEKIT_API Status validate(const Routing& routing, std::int64_t num_tokens);
 
+/// Checked mode: every id in [-1, num_experts), i32, i64 or u32; the failure names the value, the row and the slot.
+MOEKIT_API Status check_ids(const Tensor& ids, std::int64_t num_experts);
+/// ids i32, i64 or u32 [M, k] as i32 [M, k] in `out`; values outside [-1, num_experts) become -1, nothing wraps.
+MOEKIT_API Status convert_ids(const Tensor& ids, std::int64_t num_experts, const Tensor& out);
+
 /// Rows per local expert, i32 [L], on the device. The host copy is optional and never needed by an implementation.
 /// A present record without counts means "no counts".
 struct ExpertTokens {
