@@ -1,0 +1,1 @@
+moekit_test(test_cpu_toolkit test_cpu_threads.cpp test_cpu_machine.cpp)
