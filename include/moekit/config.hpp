@@ -56,7 +56,9 @@ enum class Simulated : std::uint8_t { uniform, balanced, zipf, hot, single };
 ///   ids = the k largest c (ties: the lower index; a NaN logit ranks last); w = s[ids] (never c)
 ///   softmax_over selected: ids by z + selection_bias, w = softmax of z over the k
 ///   renormalise: w /= norm_p(w) with eps;  w *= scale
-/// w is f32, ids i32. A row with a NaN among its logits gets NaN weights.
+/// w is f32, ids i32. A row with a NaN among its logits gets NaN weights, no other row does; 0/0 is weight 0 (a row
+/// without mass). Without selection_bias the logits themselves choose (scores increase with them: underflow makes no
+/// ties), and fill zero sets s as well as c: an expert of a dropped group weighs 0. Scores below 2^-126 are 0.
 struct RouterConfig {
   RouterSource source = RouterSource::logits;
   Score score = Score::softmax;
