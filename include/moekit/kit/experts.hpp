@@ -52,6 +52,19 @@ struct ExpertsResult {
   std::optional<UnfinalizedOutput> open;
 };
 
+/// Where an implementation rounds, besides storing its output: what the error bound is made of (docs/numerics.md) and
+/// what explain prints. The default is the loosest that the rounding contract allows without a word: f32 sums in any
+/// order, everything between the GEMMs f32.
+struct Roundings {
+  DType sums = DType::f32;           ///< f32, or f64
+  std::int64_t sum_lanes = 1;        ///< a sum over n is made of at least this many partial sums of ≤ ceil(n / lanes)
+  bool integer_dots = false;         ///< products of int8 codes are summed exactly
+  DType h = DType::f32;              ///< result of the activation, schemes with float activations
+  DType expert_output = DType::f32;  ///< GEMM2's row of one route, before it is weighted
+  double activation_error = 0x1p-20;  ///< |f̂(g) - f(g)| ≤ this · max(|f(g)|, |g|), f32 arithmetic included
+  bool operator==(const Roundings&) const = default;
+};
+
 /// One implementation. Immutable; no weights and no per-layer state inside; apply may run on several threads at once.
 class Experts {
  public:
@@ -74,6 +87,10 @@ class Experts {
   virtual bool supports_expert_map() const { return true; }
   virtual bool supports_open_output() const { return false; }
   virtual Determinism determinism() const = 0;  ///< the highest level it keeps
+  virtual Roundings roundings(const Problem& problem) const {
+    (void)problem;
+    return {};
+  }
   /// Predicted time for problem.size, uniform routing.
   virtual double estimate_us(const Problem& problem, const Ceilings& ceilings) const = 0;
   /// What explain prints: tile configuration, roundings ("h bf16; output f32"), why this unit.
