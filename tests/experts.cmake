@@ -1,0 +1,1 @@
+moekit_test(test_quant test_quant.cpp test_quant_config.cpp test_experts_pack.cpp)
