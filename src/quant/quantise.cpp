@@ -31,8 +31,13 @@ void quantise_loaded(const Load& load, std::int64_t n, const RowScheme& scheme, 
   }
 }
 
-Status quantise_block(const Tensor& matrix, const QuantDesc& desc, const Tensor& codes, std::int64_t r0,
-                      std::int64_t r1, std::int64_t c0, std::int64_t c1, float& scale) {
+struct Block {
+  std::int64_t r0, r1, c0, c1;  // rows [r0, r1), columns [c0, c1)
+};
+
+Status quantise_block(const Tensor& matrix, const QuantDesc& desc, const Tensor& codes, const Block& block,
+                      float& scale) {
+  const auto [r0, r1, c0, c1] = block;
   auto element = [&](std::int64_t r, std::int64_t c) {
     return numeric::load_f32(matrix.data, matrix.dtype, r * matrix.stride[0] + c * matrix.stride[1]);
   };
@@ -79,8 +84,8 @@ Status quantise_weights(const Tensor& matrix, const QuantDesc& desc, const Tenso
   for (std::int64_t r = 0; r < rows; r += block_rows)
     for (std::int64_t c = 0; c < cols; c += block_cols) {
       float& scale = scales.at<float>(r / block_rows, c / block_cols);
-      const std::int64_t r1 = std::min(rows, r + block_rows), c1 = std::min(cols, c + block_cols);
-      if (Status s = quantise_block(matrix, desc, codes, r, r1, c, c1, scale); !s.ok()) return s;
+      const Block block{r, std::min(rows, r + block_rows), c, std::min(cols, c + block_cols)};
+      if (Status s = quantise_block(matrix, desc, codes, block, scale); !s.ok()) return s;
     }
   return {};
 }
