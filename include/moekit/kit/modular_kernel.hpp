@@ -58,7 +58,16 @@ class MOEKIT_API ModularKernel {
 
  private:
   struct Call;  // what one forward carries between its steps
+  Status check(Call& call) const;
+  Status take_workspace(Call& call) const;
+  Status prepare(Call& call) const;
   Status run_experts(Call& call) const;
+  Status run_shared(Call& call) const;
+  Status leave_open(Call& call) const;
+  Status finalize(Call& call) const;
+  void check_build();
+  Problem problem_for(std::int64_t rows, std::int64_t top_k) const;
+  std::int64_t chunk_for(std::int64_t rows) const;  ///< rows per experts call
   std::shared_ptr<PrepareFinalize> prepare_finalize_;
   std::shared_ptr<const Experts> experts_;
   std::shared_ptr<const SharedExperts> shared_;

@@ -9,7 +9,7 @@ namespace moekit::inline v0 {
 /// Values that belong to the weights and move with their expert. Absent = the scheme has none. Weight scales and
 /// biases live in the pack beside their matrix; here they appear for kit users who keep them apart.
 struct QuantTensors {
-  Tensor a1_scale, a2_scale;    ///< static activation scales, f32: one element, per expert [L], or per row
+  Tensor a1_scale, a2_scale;    ///< static activation scales, f32: [1], per expert [L], or per row [rows, 1]
   Tensor a1_gscale, a2_gscale;  ///< global activation scales
   Tensor w1_scale, w2_scale;    ///< [L, N, groups], [L, K, groups]
   Tensor w1_zp, w2_zp;
