@@ -202,8 +202,8 @@ Status ModularKernel::check(Call& call) const {
                "leave_open");
   call.leave_open = in.leave_open && call.num_tokens > 0 && call.num_tokens <= options_.open_max_tokens;
   const bool in_place = in.in_place && !shared_;  // shared experts still read hidden
-  call.output = call.leave_open ? Tensor() : in_place ? in.hidden : out.output;
-  if (!call.leave_open) {
+  call.output = in_place ? in.hidden : out.output;
+  if (!call.leave_open || call.output.present()) {  // an open result needs none, unless nothing arrives
     if (Status s = check_rows(call.output, "output", call.num_tokens, problem_.weights.hidden); !s.ok()) return s;
     if (!in_place && kernel::overlap(call.output, in.hidden))
       return bad("output overlaps hidden",

@@ -55,6 +55,9 @@ Status ModularKernel::prepare(Call& call) const {
 }
 
 Status ModularKernel::finalize(Call& call) const {
+  if (!call.output.present())
+    return Status(StatusCode::invalid_argument, "[finalize] there is nothing to leave open, and no output was given",
+                  "give an output to calls that may have to be finalised", "output");
   const FinalizeArgs args{.output = call.output,
                           .expert_output = call.result.output,
                           .routing = call.routing,

@@ -37,7 +37,7 @@ struct KernelOptions {
   /// Largest M whose call may ask for an open result (such calls are never chunked); 0 = none. Needs a dispatcher and
   /// experts that support it.
   std::int64_t open_max_tokens = 0;
-  std::shared_ptr<WorkspacePool> pool;  ///< used when a call brings no workspace
+  std::shared_ptr<WorkspacePool> pool{};  ///< used when a call brings no workspace
 };
 
 /// prepare → experts → finalize, as DESIGN §4 lists it. Immutable and re-entrant.
