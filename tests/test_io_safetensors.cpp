@@ -10,9 +10,9 @@
 namespace moekit::io {
 namespace {
 using testing::FileTensor;
-using text::concat;
 using testing::TempFolder;
 using testing::thrown_by;
+using text::concat;
 
 std::string header_of(const std::string& json) {
   const std::uint64_t length = json.size();
@@ -135,8 +135,8 @@ TEST(Safetensors, truncated_file_names_the_first_tensor_that_is_cut) {
 
 TEST(Safetensors, offsets_beyond_4_gib_are_exact) {
   const std::uint64_t big = (std::uint64_t{5} << 30) + 8;
-  const std::string header = header_of(
-      R"({"a":{"dtype":"U8","shape":[5368709128],"data_offsets":[0,5368709128]},"b":{"dtype":"F32","shape":[2],"data_offsets":[5368709128,5368709136]}})");
+  const std::string header = header_of(R"({"a":{"dtype":"U8","shape":[5368709128],"data_offsets":[0,5368709128]},)"
+                                       R"("b":{"dtype":"F32","shape":[2],"data_offsets":[5368709128,5368709136]}})");
   const auto tensors = parse_safetensors_header({reinterpret_cast<const std::byte*>(header.data()), header.size()},
                                                 header.size() + big + 8, "m");
   ASSERT_EQ(tensors.size(), 2u);
