@@ -1,1 +1,1 @@
-moekit_test(test_route test_route_values.cpp test_route_groups.cpp)
+moekit_test(test_route test_route_values.cpp test_route_groups.cpp test_route_simulated.cpp)
