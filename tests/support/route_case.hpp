@@ -11,6 +11,7 @@
 #include <moekit/kit/implementations.hpp>
 
 #include "quant/numeric.hpp"
+#include "route/cpu.hpp"
 
 namespace moekit::testing {
 
@@ -114,10 +115,17 @@ inline RouteResult run_route(const Router& router, const RouteCase& c) {
   return result;
 }
 
+/// The list, and the portable kernels where the list's "cpu" uses others.
 inline std::vector<std::unique_ptr<Router>> all_routers() {
   std::vector<std::unique_ptr<Router>> out;
   for (const RouterEntry& entry : router_implementations())
     if (entry.available().ok()) out.push_back(entry.make());
+  if (&route::cpu_unit() != &route::kPortableUnit) out.push_back(route::make_cpu(route::kPortableUnit));
+  return out;
+}
+inline std::vector<const route::CpuUnit*> all_units() {
+  std::vector<const route::CpuUnit*> out = {&route::cpu_unit()};
+  if (out[0] != &route::kPortableUnit) out.push_back(&route::kPortableUnit);
   return out;
 }
 
