@@ -337,7 +337,8 @@ int cgroup_quota_cpus(const char* root, const char* self) {
     while (!line.empty() && (line.back() == '\n' || line.back() == '/')) line.pop_back();
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string controllers(1, ',');
+    controllers.append(line, first + 1, second - first - 1).append(1, ',');
     const std::string path = line.substr(second + 1);
     if (controllers == ",,") note(smallest_quota(root, path, quota_v2));
     if (controllers.find(",cpu,") != std::string::npos) {

@@ -1,0 +1,60 @@
+// Integer tiles of the AVX-512 units: u8 × s8 by VNNI. Internal to the unit that includes it.
+#pragma once
+#include "cpu/simd/avx512.hpp"
+#include "experts/cpu/unit_gemm.hpp"
+
+namespace moekit::cpu {
+namespace {
+
+struct ShapeAvx512 {
+  static constexpr int kRows = 6, kStreamRows = 6;
+  static constexpr int vectors(int) { return 2; }
+};
+struct ShapeVnni {
+  static constexpr int kRows = 6;
+};
+
+/// The instruction wants unsigned activations: a + 128; settle() takes 128 times the column sums off again.
+inline void pack_offset_i8(const int8_t* src, int64_t n, void* dst) {
+  auto* out = static_cast<uint8_t*>(dst);
+  for (int64_t i = 0; i < (n + 3) / 4 * 4; ++i) out[i] = static_cast<uint8_t>((i < n ? src[i] : 0) ^ 0x80);
+}
+
+template <int MR>
+void tile_vnni(const BlockArgs& g, int64_t row) {
+  float* c = g.c + row * kC;
+  __m512i sum[MR][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j)
+      sum[r][j] = g.first ? _mm512_setzero_si512() : _mm512_loadu_si512(c + r * kC + j * 16);
+  const char* b = g.b;
+  const char* a = g.a + row * g.lda;
+  for (int64_t k = 0; k < g.k; k += 4, b += 4 * kC, a += 4) {
+    const __m512i low = _mm512_load_si512(b), high = _mm512_load_si512(b + 64);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int*>(a + r * g.lda));
+      sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], x, low);
+      sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], x, high);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) _mm512_storeu_si512(c + r * kC + j * 16, sum[r][j]);
+}
+inline void gemm_vnni(const BlockArgs& g) {
+  over_rows<ShapeVnni>(g, [&](auto rows, int64_t row) { tile_vnni<rows.value>(g, row); });
+}
+
+constexpr void fill_i8_vnni(Unit& unit) {
+  unit.i8_a_bytes = 1;
+  unit.i8_offset = true;
+  unit.gemm[static_cast<int>(Gemm::i8)] = gemm_vnni;
+  unit.pack_i8 = pack_offset_i8;
+}
+
+}  // namespace
+}  // namespace moekit::cpu

@@ -1,0 +1,240 @@
+// Register tiles over panels: f32 sums. Internal to the unit that includes it (see unit.hpp).
+#pragma once
+#include "cpu/simd/vector.hpp"
+#include "experts/cpu/unit.hpp"
+
+namespace moekit::cpu {
+namespace {
+
+inline constexpr int kC = kPanelColumns;
+
+/// Weights as f32 vectors: kp = k in one group of the pack, kBytes = bytes of a group of all 32 columns. value(b, j, p)
+/// = vector j (columns j·width …) of k + p.
+template <class V>
+struct WeightF32 {
+  static constexpr int kp = 1, kBytes = 4 * kC;
+  static typename V::F value(const char* b, int j, int) { return V::load(reinterpret_cast<const float*>(b) + j * V::width); }
+};
+template <class V>
+struct WeightBf16 {
+  static constexpr int kp = 2, kBytes = 4 * kC;
+  static typename V::F value(const char* b, int j, int p) {
+    const auto pair = (typename V::U)V::load_i32(reinterpret_cast<const int32_t*>(b) + j * V::width);
+    return (typename V::F)(p == 0 ? pair << 16 : pair & 0xffff0000u);
+  }
+};
+template <class V>
+struct WeightF16 {
+  static constexpr int kp = 1, kBytes = 2 * kC;
+  static typename V::F value(const char* b, int j, int) {
+    return V::load_f16(reinterpret_cast<const uint16_t*>(b) + j * V::width);
+  }
+};
+template <class V>
+struct WeightI8 {
+  static constexpr int kp = 4, kBytes = 4 * kC;
+  static typename V::F value(const char* b, int j, int p) {
+    const auto four = (typename V::U)V::load_i32(reinterpret_cast<const int32_t*>(b) + j * V::width);
+    return V::to_float((typename V::I)(four << (24 - 8 * p)) >> 24);
+  }
+};
+template <class V>
+struct WeightE4m3 {
+  static constexpr int kp = 1, kBytes = kC;
+  static typename V::F value(const char* b, int j, int) {
+    return V::load_e4m3(reinterpret_cast<const uint8_t*>(b) + j * V::width);
+  }
+};
+
+/// MR rows × NV vectors of accumulators, vectors j0 … j0 + NV of the panel.
+template <class V, int MR, int NV>
+struct Tile {
+  typename V::F sum[MR][NV];
+
+  void zero() {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 16
+      for (int j = 0; j < NV; ++j) sum[r][j] = typename V::F{};
+  }
+  void load(const float* c) {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 16
+      for (int j = 0; j < NV; ++j) sum[r][j] = V::load(c + r * kC + j * V::width);
+  }
+  void store(float* c) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 16
+      for (int j = 0; j < NV; ++j) V::store(c + r * kC + j * V::width, sum[r][j]);
+  }
+  /// c = fma(sum, scale of row and half, c)
+  void store_scaled(float* c, const float* scale, int half) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 16
+      for (int j = 0; j < NV; ++j) {
+        float* at = c + r * kC + j * V::width;
+        V::store(at, V::fma(sum[r][j], V::set1(scale[2 * r + (half + j * V::width) / kHalfPanel]), V::load(at)));
+      }
+  }
+  template <class W>
+  void multiply(const char* b, int j0, const float* a, int64_t lda, int64_t k) {
+    for (int64_t at = 0; at < k; at += W::kp, b += W::kBytes) {
+#pragma GCC unroll 4
+      for (int p = 0; p < W::kp; ++p) {
+        if constexpr (MR <= NV) {  // what is fewer stays in registers
+          typename V::F x[MR];
+#pragma GCC unroll 16
+          for (int r = 0; r < MR; ++r) x[r] = V::set1(a[r * lda + at + p]);
+#pragma GCC unroll 16
+          for (int j = 0; j < NV; ++j) {
+            const typename V::F w = W::value(b, j0 + j, p);
+#pragma GCC unroll 16
+            for (int r = 0; r < MR; ++r) sum[r][j] = V::fma(x[r], w, sum[r][j]);
+          }
+        } else {
+          typename V::F w[NV];
+#pragma GCC unroll 16
+          for (int j = 0; j < NV; ++j) w[j] = W::value(b, j0 + j, p);
+#pragma GCC unroll 16
+          for (int r = 0; r < MR; ++r) {
+            const typename V::F x = V::set1(a[r * lda + at + p]);
+#pragma GCC unroll 16
+            for (int j = 0; j < NV; ++j) sum[r][j] = V::fma(x, w[j], sum[r][j]);
+          }
+        }
+      }
+    }
+  }
+};
+
+/// Asks for the share of the next piece that belongs to one of the row tiles.
+inline void prefetch_share(const BlockArgs& g, int64_t row, int64_t rows) {
+  if (!g.next) return;
+  const int64_t lines = (g.next_bytes + 63) / 64;
+  const char* end = g.next + lines * (row + rows) / g.rows * 64;
+  for (const char* at = g.next + lines * row / g.rows * 64; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+}
+
+template <class V, class W, int MR, int NV>
+void multiply_tile(const BlockArgs& g, int64_t row) {
+  const float* a = reinterpret_cast<const float*>(g.a + row * g.lda);
+#pragma GCC unroll 1
+  for (int j0 = 0; j0 < kC / V::width; j0 += NV) {
+    float* c = g.c + row * kC + j0 * V::width;
+    Tile<V, MR, NV> tile;
+    if (g.first)
+      tile.zero();
+    else
+      tile.load(c);
+    tile.template multiply<W>(g.b, j0, a, g.lda / 4, g.k);
+    tile.store(c);
+  }
+}
+
+/// One group after the other, each summed from zero.
+template <class V, class W, int MR, int NV>
+void multiply_groups(const BlockArgs& g, int64_t row) {
+  const float* a = reinterpret_cast<const float*>(g.a + row * g.lda);
+  if (g.first)
+    for (int64_t i = row * kC; i < (row + MR) * kC; ++i) g.c[i] = 0;
+  for (int64_t group = 0, k0 = 0; k0 < g.k; ++group, k0 += kScaleGroup) {
+    float scale[MR][2];
+    for (int r = 0; r < MR; ++r) {
+      const float s = g.a_scale ? g.a_scale[(row + r) * g.a_scale_stride + group] : 1.0f;
+      scale[r][0] = s * g.b_scale[2 * group];
+      scale[r][1] = s * g.b_scale[2 * group + 1];
+    }
+    const int64_t k = g.k - k0 < kScaleGroup ? g.k - k0 : kScaleGroup;
+#pragma GCC unroll 1
+    for (int j0 = 0; j0 < kC / V::width; j0 += NV) {
+      Tile<V, MR, NV> tile;
+      tile.zero();
+      tile.template multiply<W>(g.b + k0 / W::kp * W::kBytes, j0, a + k0, g.lda / 4, k);
+      tile.store_scaled(g.c + row * kC + j0 * V::width, scale[0], j0 * V::width);
+    }
+  }
+}
+
+template <int N>
+struct Rows {
+  static constexpr int value = N;
+};
+
+/// All rows, in tiles of Shape::kRows; one row more than that is split so that no tile is left with a single row.
+template <class Shape, class Run>
+void over_rows(const BlockArgs& g, const Run& run) {
+  constexpr int MR = Shape::kRows;
+  int64_t row = 0;
+  auto take = [&](auto rows) {
+    prefetch_share(g, row, rows.value);
+    run(rows, row);
+    row += rows.value;
+  };
+  const int64_t whole = g.rows % MR == 1 && g.rows > MR ? g.rows - MR - 1 : g.rows - g.rows % MR;
+  while (row < whole) take(Rows<MR>{});
+  if (g.rows - row > MR) take(Rows<MR - 1>{});  // MR + 1 = (MR - 1) + 2
+  switch (g.rows - row) {
+    case 1: return take(Rows<1>{});
+    case 2: return take(Rows<2>{});
+    case 3:
+      if constexpr (MR > 3) return take(Rows<3>{});
+      break;
+    case 4:
+      if constexpr (MR > 4) return take(Rows<4>{});
+      break;
+    case 5:
+      if constexpr (MR > 5) return take(Rows<5>{});
+      break;
+    default: break;
+  }
+}
+
+template <class V, class W, class Shape>
+void gemm_block(const BlockArgs& g) {
+  over_rows<Shape>(g, [&](auto rows, int64_t row) {
+    multiply_tile<V, W, rows.value, Shape::vectors(rows.value)>(g, row);
+  });
+}
+
+/// The weights of a piece as f32 [k][32].
+template <class V, class W>
+void expand(const char* b, int64_t k, float* out) {
+  for (int64_t at = 0; at < k; at += W::kp, b += W::kBytes)
+#pragma GCC unroll 4
+    for (int p = 0; p < W::kp; ++p)
+#pragma GCC unroll 16
+      for (int j = 0; j < kC / V::width; ++j) V::store(out + (at + p) * kC + j * V::width, W::value(b, j, p));
+}
+
+/// More rows than a tile holds: each group is decoded once and then used by all of them, in the same order of
+/// operations as without.
+template <class V, class Shape>
+void gemm_e4m3(const BlockArgs& g) {
+  auto groups_of = [](const BlockArgs& args, auto weight) {
+    over_rows<Shape>(args, [&](auto rows, int64_t row) {
+      multiply_groups<V, decltype(weight), rows.value, Shape::vectors(rows.value)>(args, row);
+    });
+  };
+  if (g.rows <= Shape::kRows || !g.expanded) return groups_of(g, WeightE4m3<V>{});
+  expand<V, WeightE4m3<V>>(g.b, g.k, g.expanded);
+  BlockArgs wide = g;
+  wide.b = reinterpret_cast<const char*>(g.expanded);
+  groups_of(wide, WeightF32<V>{});
+}
+
+template <class V, class Shape>
+constexpr void fill_gemm(Unit& unit) {
+  unit.max_rows = Shape::kRows;
+  unit.stream_rows = Shape::kStreamRows;
+  unit.gemm[static_cast<int>(Gemm::f32)] = gemm_block<V, WeightF32<V>, Shape>;
+  unit.gemm[static_cast<int>(Gemm::bf16)] = gemm_block<V, WeightBf16<V>, Shape>;
+  unit.gemm[static_cast<int>(Gemm::f16)] = gemm_block<V, WeightF16<V>, Shape>;
+  unit.gemm[static_cast<int>(Gemm::i8_wide)] = gemm_block<V, WeightI8<V>, Shape>;
+  unit.gemm[static_cast<int>(Gemm::e4m3)] = gemm_e4m3<V, Shape>;
+}
+
+}  // namespace
+}  // namespace moekit::cpu
