@@ -22,7 +22,8 @@ struct Avx512 : Lanes<16> {
   /// Sixteen e4m3 codes as value / 256, by way of f16; all but NaN.
   static F load_e4m3(const uint8_t* p) {
     const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return (F)_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80))));
+    return (F)_mm512_cvtph_ps(
+        _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80))));
   }
 };
 

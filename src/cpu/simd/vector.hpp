@@ -10,15 +10,15 @@ namespace {
 /// Lane types of N lanes. F, I and U have as many lanes and bits: casts between them keep the bits.
 template <int N>
 struct LaneTypes;
-#define MOEKIT_LANE_TYPES(N)                                                         \
-  template <>                                                                        \
-  struct LaneTypes<N> {                                                              \
-    typedef float F __attribute__((vector_size(4 * N)));                             \
-    typedef int32_t I __attribute__((vector_size(4 * N)));                           \
-    typedef uint32_t U __attribute__((vector_size(4 * N)));                          \
-    typedef uint16_t H __attribute__((vector_size(2 * N)));                          \
-    typedef float FLoose __attribute__((vector_size(4 * N), aligned(4), may_alias)); \
-    typedef int32_t ILoose __attribute__((vector_size(4 * N), aligned(4), may_alias)); \
+#define MOEKIT_LANE_TYPES(N)                                                            \
+  template <>                                                                           \
+  struct LaneTypes<N> {                                                                 \
+    typedef float F __attribute__((vector_size(4 * N)));                                \
+    typedef int32_t I __attribute__((vector_size(4 * N)));                              \
+    typedef uint32_t U __attribute__((vector_size(4 * N)));                             \
+    typedef uint16_t H __attribute__((vector_size(2 * N)));                             \
+    typedef float FLoose __attribute__((vector_size(4 * N), aligned(4), may_alias));    \
+    typedef int32_t ILoose __attribute__((vector_size(4 * N), aligned(4), may_alias));  \
     typedef uint16_t HLoose __attribute__((vector_size(2 * N), aligned(2), may_alias)); \
   };
 MOEKIT_LANE_TYPES(4)

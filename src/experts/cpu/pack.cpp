@@ -53,9 +53,8 @@ struct Parts {
   const Tensor* bias[3];
 };
 Parts parts_of(const CanonicalExpert& e) {
-  return {{&e.gate, &e.up, &e.down},
-          {&e.gate_scale, &e.up_scale, &e.down_scale},
-          {&e.gate_bias, &e.up_bias, &e.down_bias}};
+  return {
+      {&e.gate, &e.up, &e.down}, {&e.gate_scale, &e.up_scale, &e.down_scale}, {&e.gate_bias, &e.up_bias, &e.down_bias}};
 }
 
 std::size_t element_at(const PanelLayout& l, std::int64_t panel, std::int64_t k, std::int64_t c) {
@@ -165,13 +164,14 @@ class Packer {
       return;
     }
     for (std::int64_t k = 0; k < l_.k; ++k)
-      numeric::store_f32(m.data, m.dtype, row * m.stride[0] + k * m.stride[1],
-                         numeric::load_f32(src + l_.weights, desc_.type,
-                                           static_cast<std::int64_t>(element_at(l_, panel, k, c))));
+      numeric::store_f32(
+          m.data, m.dtype, row * m.stride[0] + k * m.stride[1],
+          numeric::load_f32(src + l_.weights, desc_.type, static_cast<std::int64_t>(element_at(l_, panel, k, c))));
   }
   std::int32_t sum_of(const std::byte* dst, std::int64_t panel, std::int64_t c) const {
     std::int32_t sum = 0;
-    for (std::int64_t k = 0; k < l_.k; ++k) sum += section<const std::int8_t>(dst, l_.weights)[element_at(l_, panel, k, c)];
+    for (std::int64_t k = 0; k < l_.k; ++k)
+      sum += section<const std::int8_t>(dst, l_.weights)[element_at(l_, panel, k, c)];
     return sum;
   }
   float poison_of(const std::byte* dst, std::int64_t panel, std::int64_t c) const {

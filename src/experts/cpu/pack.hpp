@@ -23,8 +23,8 @@ struct PanelLayout {
   std::int64_t k = 0;         ///< as meant
   std::int64_t k_padded = 0;  ///< as stored
   std::int64_t kp = 1;
-  std::int64_t element = 4;  ///< bytes
-  std::int64_t groups = 0;   ///< scales along k, e4m3
+  std::int64_t element = 4;                                           ///< bytes
+  std::int64_t groups = 0;                                            ///< scales along k, e4m3
   std::size_t weights = 0, scale = 0, sum = 0, poison = 0, bias = 0;  ///< offsets; sections without use have no bytes
   bool has_scale = false, has_sum = false, has_poison = false, has_bias = false;
 

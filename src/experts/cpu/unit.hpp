@@ -9,8 +9,9 @@ namespace moekit::cpu {
 
 inline constexpr int kPanelColumns = 32;  ///< output columns of a panel: 16 gate | 16 up, or 32 of one matrix
 inline constexpr int kHalfPanel = 16;
-inline constexpr int kScaleGroup = 128;   ///< k that share a scale, e4m3
-inline constexpr float kE4m3Shift = 256;  ///< units decode an e4m3 weight to value / 256, activations are kept times it
+inline constexpr int kScaleGroup = 128;  ///< k that share a scale, e4m3
+/// Units decode an e4m3 weight to value / 256; e4m3 activations are kept times 256, others bring it in by the scale.
+inline constexpr float kE4m3Shift = 256;
 
 /// A GEMM: weight type in the pack and how it is multiplied.
 ///   f32 bf16 f16  widened to f32 in registers, f32 activations
@@ -35,7 +36,7 @@ struct BlockArgs {
   float* c = nullptr;  ///< leading dimension 32
   bool first = true;   ///< C starts from zero
   // e4m3
-  const float* a_scale = nullptr;  ///< [rows][groups]; null = 1
+  const float* a_scale = nullptr;  ///< [rows][groups]; null: activations that are no codes
   int64_t a_scale_stride = 0;
   const float* b_scale = nullptr;  ///< [groups][2]: columns 0–15, 16–31
   float* expanded = nullptr;       ///< scratch [128][32] for a decoded group
@@ -48,7 +49,8 @@ struct BlockArgs {
 struct SettleArgs {
   float* c = nullptr;
   int64_t rows = 0;
-  const float* a_scale = nullptr;   ///< one per row, stride in floats; null = 1
+  const float* a_scale = nullptr;   ///< one per row; null = 1
+  int64_t a_scale_stride = 1;       ///< floats; 0 = one for all
   const float* w_scale = nullptr;   ///< [32]; null = 1
   const int32_t* colsum = nullptr;  ///< [32]: i8 sums of the columns, for units that offset activations
   const float* bias = nullptr;      ///< [32]; null = none

@@ -46,7 +46,7 @@ void tile_i8(const BlockArgs& g, int64_t row) {
   for (int64_t at = 0; at < g.k / 2; at += 2, b += 4 * kC) {
 #pragma GCC unroll 16
     for (int j = 0; j < kVectors; ++j) {
-      const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(b) + j);
+      const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b) + j);
       const __m256i odd = _mm256_srai_epi16(four, 8), even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8);
 #pragma GCC unroll 16
       for (int r = 0; r < MR; ++r) {

@@ -20,7 +20,7 @@ void tile_dot(const BlockArgs& g, int64_t row) {
   const char* b = g.b;
   const char* a = g.a + row * g.lda;
   for (int64_t k = 0; k < g.k; k += 2, b += 4 * kC, a += 4) {
-    const auto low = (__m512bh)_mm512_load_si512(b), high = (__m512bh)_mm512_load_si512(b + 64);
+    const auto low = (__m512bh)_mm512_loadu_si512(b), high = (__m512bh)_mm512_loadu_si512(b + 64);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
       const auto x = (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(a + r * g.lda));

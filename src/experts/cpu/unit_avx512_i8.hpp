@@ -27,12 +27,11 @@ void tile_vnni(const BlockArgs& g, int64_t row) {
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j)
-      sum[r][j] = g.first ? _mm512_setzero_si512() : _mm512_loadu_si512(c + r * kC + j * 16);
+    for (int j = 0; j < 2; ++j) sum[r][j] = g.first ? _mm512_setzero_si512() : _mm512_loadu_si512(c + r * kC + j * 16);
   const char* b = g.b;
   const char* a = g.a + row * g.lda;
   for (int64_t k = 0; k < g.k; k += 4, b += 4 * kC, a += 4) {
-    const __m512i low = _mm512_load_si512(b), high = _mm512_load_si512(b + 64);
+    const __m512i low = _mm512_loadu_si512(b), high = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
       const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const int*>(a + r * g.lda));

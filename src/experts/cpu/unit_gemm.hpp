@@ -13,7 +13,9 @@ inline constexpr int kC = kPanelColumns;
 template <class V>
 struct WeightF32 {
   static constexpr int kp = 1, kBytes = 4 * kC;
-  static typename V::F value(const char* b, int j, int) { return V::load(reinterpret_cast<const float*>(b) + j * V::width); }
+  static typename V::F value(const char* b, int j, int) {
+    return V::load(reinterpret_cast<const float*>(b) + j * V::width);
+  }
 };
 template <class V>
 struct WeightBf16 {
@@ -143,7 +145,7 @@ void multiply_groups(const BlockArgs& g, int64_t row) {
   for (int64_t group = 0, k0 = 0; k0 < g.k; ++group, k0 += kScaleGroup) {
     float scale[MR][2];
     for (int r = 0; r < MR; ++r) {
-      const float s = g.a_scale ? g.a_scale[(row + r) * g.a_scale_stride + group] : 1.0f;
+      const float s = g.a_scale ? g.a_scale[(row + r) * g.a_scale_stride + group] : kE4m3Shift;
       scale[r][0] = s * g.b_scale[2 * group];
       scale[r][1] = s * g.b_scale[2 * group + 1];
     }
@@ -194,9 +196,8 @@ void over_rows(const BlockArgs& g, const Run& run) {
 
 template <class V, class W, class Shape>
 void gemm_block(const BlockArgs& g) {
-  over_rows<Shape>(g, [&](auto rows, int64_t row) {
-    multiply_tile<V, W, rows.value, Shape::vectors(rows.value)>(g, row);
-  });
+  over_rows<Shape>(
+      g, [&](auto rows, int64_t row) { multiply_tile<V, W, rows.value, Shape::vectors(rows.value)>(g, row); });
 }
 
 /// The weights of a piece as f32 [k][32].

@@ -25,7 +25,9 @@ void store_as(void* p, Element type, int64_t i, typename V::F v) {
     default: V::store(static_cast<float*>(p) + i, v);
   }
 }
-inline int64_t bytes_of(Element type) { return type == Element::f32 ? 4 : type == Element::e4m3 || type == Element::i8 ? 1 : 2; }
+inline int64_t bytes_of(Element type) {
+  return type == Element::f32 ? 4 : type == Element::e4m3 || type == Element::i8 ? 1 : 2;
+}
 
 /// The last vector of a row that is no multiple of the width: through a buffer, so that nothing beyond is touched.
 template <class V, class Body>
@@ -60,7 +62,7 @@ inline float e4m3_activation(uint8_t code) {
     float value;
   } out;
   out.bits = static_cast<uint32_t>(code & 0x7f) << 20;
-  out.value *= 0x1p120f * kE4m3Shift;
+  out.value = out.value * 0x1p120f * kE4m3Shift;  // in two steps: 2^128 is no f32
   if ((code & 0x7f) == 0x7f) out.bits = 0x7fc00000u;
   out.bits |= static_cast<uint32_t>(code & 0x80) << 24;
   return out.value;
@@ -72,22 +74,20 @@ void widen(const void* src, Element type, int64_t n, float* dst) {
     for (int64_t i = 0; i < n; ++i) dst[i] = e4m3_activation(static_cast<const uint8_t*>(src)[i]);
     return;
   }
-  with_tail<V>(n, [&](int64_t i, int part) {
-    store_part<V>(dst, Element::f32, i, part, load_part<V>(src, type, i, part));
-  });
+  with_tail<V>(
+      n, [&](int64_t i, int part) { store_part<V>(dst, Element::f32, i, part, load_part<V>(src, type, i, part)); });
 }
 template <class V>
 void narrow(const float* src, int64_t n, void* dst, Element type) {
-  with_tail<V>(n, [&](int64_t i, int part) {
-    store_part<V>(dst, type, i, part, load_part<V>(src, Element::f32, i, part));
-  });
+  with_tail<V>(
+      n, [&](int64_t i, int part) { store_part<V>(dst, type, i, part, load_part<V>(src, Element::f32, i, part)); });
 }
 
 template <class V>
 void settle(const SettleArgs& s) {
   typedef typename V::F F;
   for (int64_t row = 0; row < s.rows; ++row) {
-    const F a = V::set1(s.a_scale ? s.a_scale[row] : 1.0f);
+    const F a = V::set1(s.a_scale ? s.a_scale[row * s.a_scale_stride] : 1.0f);
     for (int j = 0; j < kPanelColumns; j += V::width) {
       float* at = s.c + row * kPanelColumns + j;
       F v = V::load(at);
