@@ -179,6 +179,40 @@ TEST(route_calls, nothing_is_allocated) {
   EXPECT_EQ(allocations - before, 0);
 }
 
+/// A router of the caller's own: token t goes to the experts t, t + 1, … with equal weights, whatever the logits.
+class Striped : public Router {
+ public:
+  std::string_view name() const override { return "striped"; }
+  Verdict supports(const RouteProblem& problem) const override {
+    return problem.config.source == RouterSource::custom ? Verdict::yes() : Verdict::no("custom routing only");
+  }
+  double estimate_us(const RouteProblem&, const Ceilings&) const override { return 1; }
+  Status route(const RouteArgs& args) const override {
+    for (std::int64_t t = 0; t < args.ids.shape[0]; ++t)
+      for (std::int64_t j = 0; j < args.ids.shape[1]; ++j) {
+        args.ids.at<std::int32_t>(t, j) = static_cast<std::int32_t>((t + j) % args.logits.shape[1]);
+        args.weights.at<float>(t, j) = 1.0f / static_cast<float>(args.ids.shape[1]);
+      }
+    return {};
+  }
+};
+
+TEST(route_calls, a_custom_router_is_an_entry_like_the_others) {
+  const RouterEntry entry{"striped", []() -> std::unique_ptr<Router> { return std::make_unique<Striped>(); },
+                          [] { return Verdict::yes(); }};
+  const std::unique_ptr<Router> router = entry.make();
+  RouteProblem problem{.num_tokens = 3, .num_experts = 4, .top_k = 2};
+  EXPECT_FALSE(router->supports(problem).ok());
+  problem.config.source = RouterSource::custom;
+  EXPECT_TRUE(router->supports(problem).ok());
+  RouteCase c{.config = problem.config, .M = 3, .logits = std::vector<float>(12, 0.0f)};
+  EXPECT_EQ(run_route(*router, c).ids, (std::vector<std::int32_t>{0, 1, 1, 2, 2, 3}));
+  for (const auto& ours : all_routers()) {  // ours do not guess what the caller's rule might be
+    EXPECT_FALSE(ours->supports(problem).ok());
+    EXPECT_EQ(run_route(*ours, c).status.field(), "router.source");
+  }
+}
+
 TEST(route_calls, wrong_arguments_are_errors_that_name_both_sides) {
   std::vector<float> logits(12), weights(6), bias(4);
   std::vector<std::int32_t> ids(6);

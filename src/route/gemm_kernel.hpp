@@ -76,56 +76,56 @@ inline void multiply_block(const GemmTask& t, const GemmRange& r, GemmBlock& b) 
       t.logits[(r.row_begin + i) * t.logits_stride + r.expert_begin + e] = sum(b.sums[i][e]);
 }
 
-/// One row: weights stream past once, eight experts side by side hide the latency of their sums.
+/// One row and at most kBlockExperts experts: eight of them side by side hide the latency of their sums.
 template <FloatType type>
-MOEKIT_INLINE void multiply_row(const GemmTask& t, const GemmRange& r) {
-  constexpr std::int64_t kSideBySide = 8, kDepth = 2048;
+MOEKIT_INLINE void multiply_row(const GemmTask& t, std::int64_t row, std::int64_t first, std::int64_t end) {
+  constexpr std::int64_t kDepth = 2048;
   alignas(32) float x[kDepth];
   F8 acc[kBlockExperts];
-  for (std::int64_t first = r.expert_begin; first < r.expert_end; first += kBlockExperts) {
-    const std::int64_t end = first + kBlockExperts < r.expert_end ? first + kBlockExperts : r.expert_end;
-    for (F8& a : acc) a = splat(0.0f);
-    for (std::int64_t k = 0; k < t.depth; k += kDepth) {
-      const std::int64_t depth = t.depth - k < kDepth ? t.depth - k : kDepth, whole = depth / kLanes * kLanes;
-      widen(t.hidden, t.hidden_type, r.row_begin * t.hidden_stride + k, depth, x);
-      const auto stream = [&]<int count>(std::int64_t expert, std::integral_constant<int, count>) {
-        F8 part[count];
-        std::int64_t at[count];
-        for (int e = 0; e < count; ++e) at[e] = (expert + e) * t.weight_stride + k, part[e] = acc[expert - first + e];
-        for (std::int64_t i = 0; i < whole; i += kLanes) {
-          const F8 xi = load<F8>(x + i);
-          for (int e = 0; e < count; ++e) part[e] = fma(xi, load_f32<type>(t.weight, at[e] + i), part[e]);
-        }
-        for (int e = 0; e < count; ++e) {
-          if (whole < depth)
-            part[e] = fma(load<F8>(x + whole), load_tail<type>(t.weight, at[e] + whole, depth - whole), part[e]);
-          acc[expert - first + e] = part[e];
-        }
-      };
-      std::int64_t expert = first;
-      for (; expert + kSideBySide <= end; expert += kSideBySide)
-        stream(expert, std::integral_constant<int, kSideBySide>{});
-      for (; expert < end; ++expert) stream(expert, std::integral_constant<int, 1>{});
-    }
-    for (std::int64_t e = first; e < end; ++e) t.logits[r.row_begin * t.logits_stride + e] = sum(acc[e - first]);
+  for (F8& a : acc) a = splat(0.0f);
+  for (std::int64_t k = 0; k < t.depth; k += kDepth) {
+    const std::int64_t depth = t.depth - k < kDepth ? t.depth - k : kDepth, whole = depth / kLanes * kLanes;
+    widen(t.hidden, t.hidden_type, row * t.hidden_stride + k, depth, x);
+    const auto stream = [&]<int count>(std::int64_t expert, std::integral_constant<int, count>) {
+      F8 part[count];
+      std::int64_t at[count];
+      for (int e = 0; e < count; ++e) at[e] = (expert + e) * t.weight_stride + k, part[e] = acc[expert - first + e];
+      for (std::int64_t i = 0; i < whole; i += kLanes) {
+        const F8 xi = load<F8>(x + i);
+        for (int e = 0; e < count; ++e) part[e] = fma(xi, load_f32<type>(t.weight, at[e] + i), part[e]);
+      }
+      for (int e = 0; e < count; ++e) {
+        if (whole < depth)
+          part[e] = fma(load<F8>(x + whole), load_tail<type>(t.weight, at[e] + whole, depth - whole), part[e]);
+        acc[expert - first + e] = part[e];
+      }
+    };
+    std::int64_t expert = first;
+    for (; expert + 8 <= end; expert += 8) stream(expert, std::integral_constant<int, 8>{});
+    for (; expert < end; ++expert) stream(expert, std::integral_constant<int, 1>{});
+  }
+  for (std::int64_t e = first; e < end; ++e) t.logits[row * t.logits_stride + e] = sum(acc[e - first]);
+}
+inline void multiply_row(const GemmTask& t, std::int64_t row, std::int64_t first, std::int64_t end) {
+  switch (t.weight_type) {
+    case FloatType::f32: return multiply_row<FloatType::f32>(t, row, first, end);
+    case FloatType::bf16: return multiply_row<FloatType::bf16>(t, row, first, end);
+    case FloatType::f16: return multiply_row<FloatType::f16>(t, row, first, end);
   }
 }
 
 void gemm(const GemmTask& t, const GemmRange& r) {
-  if (r.row_end - r.row_begin == 1) {
-    switch (t.weight_type) {
-      case FloatType::f32: return multiply_row<FloatType::f32>(t, r);
-      case FloatType::bf16: return multiply_row<FloatType::bf16>(t, r);
-      case FloatType::f16: return multiply_row<FloatType::f16>(t, r);
-    }
-  }
+  constexpr std::int64_t kFewRows = 4;  // up to here widening whole blocks costs more than reading weights again
   GemmBlock block;
-  for (std::int64_t e = r.expert_begin; e < r.expert_end; e += kBlockExperts)
+  for (std::int64_t e = r.expert_begin; e < r.expert_end; e += kBlockExperts) {
+    const std::int64_t expert_end = e + kBlockExperts < r.expert_end ? e + kBlockExperts : r.expert_end;
+    if (r.row_end - r.row_begin <= kFewRows) {
+      for (std::int64_t row = r.row_begin; row < r.row_end; ++row) multiply_row(t, row, e, expert_end);
+      continue;
+    }
     for (std::int64_t i = r.row_begin; i < r.row_end; i += kBlockRows)
-      multiply_block(t,
-                     {i, i + kBlockRows < r.row_end ? i + kBlockRows : r.row_end, e,
-                      e + kBlockExperts < r.expert_end ? e + kBlockExperts : r.expert_end},
-                     block);
+      multiply_block(t, {i, i + kBlockRows < r.row_end ? i + kBlockRows : r.row_end, e, expert_end}, block);
+  }
 }
 
 }  // namespace
