@@ -81,6 +81,8 @@ Status normalize_output(const KernelOutputs& given, bool do_finalize, std::int64
                         const Tensor& destination, std::variant<Tensor, UnfinalizedOutput>& out) {
   if (num_tokens < 0) return bad_layout(concat("num_tokens must be ≥ 0, got ", num_tokens));
   if (top_k <= 0) return bad_layout(concat("top_k must be > 0, got ", top_k));
+  if (std::int64_t routes; __builtin_mul_overflow(num_tokens, top_k, &routes))
+    return bad_layout(concat("num_tokens * top_k = ", num_tokens, " * ", top_k, " routes do not fit 63 bits"));
   return do_finalize ? normalize_finalised(given, destination, out)
                      : normalize_deferred(given, num_tokens, top_k, destination, out);
 }

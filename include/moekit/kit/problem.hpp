@@ -19,7 +19,7 @@ struct WeightsSpec {
   std::int64_t hidden = 0;        ///< K
   std::int64_t intermediate = 0;  ///< I
   bool gated = true;
-  QuantDesc w1, w2;
+  QuantDesc w1{}, w2{};
   bool w1_bias = false;
   bool w2_bias = false;
   bool operator==(const WeightsSpec&) const = default;
