@@ -56,8 +56,9 @@ class MOEKIT_API Layer {
   const Plan& plan() const;
   const Weights& weights() const;
 
- private:
   struct Impl;  // the kernels of every bucket, bound to these weights
+
+ private:
   std::shared_ptr<const Impl> impl_;
 };
 
