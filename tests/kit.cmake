@@ -14,3 +14,5 @@ moekit_test(test_kit test_kit_records.cpp test_kit_reduce.cpp test_kit_kernel.cp
 moekit_test(test_kit_allocation test_kit_allocation.cpp)
 moekit_test(test_kit_replay test_kit_replay.cpp)
 target_link_libraries(test_kit_replay PRIVATE moekit_replay)
+
+moekit_test(test_dispatch test_dispatch_single_rank.cpp)

@@ -409,9 +409,10 @@ TEST(kit_kernel, zero_tokens_go_through_every_stage) {
     KernelOutput out = c.result();
     ASSERT_TRUE(run(kernel, c, out).ok());
     EXPECT_EQ(log.back() == "shared", !async);
-    if (async)
+    if (async) {
       EXPECT_EQ(log, (Log{"prepare_launch", "prepare_hook", "prepare_receive", "finalize_launch", "shared",
                           "finalize_hook", "finalize_receive"}));
+    }
   }
 }
 
