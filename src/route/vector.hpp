@@ -137,7 +137,7 @@ MOEKIT_INLINE F8 exp_negative(F8 x) {
   p = fma(p, r, splat(0.5f));
   p = fma(p, r, splat(1.0f));
   p = fma(p, r, splat(1.0f));
-  const I8 scale = ((I8)shifted << 23) + (127 << 23);  // low bits of `shifted` hold n
+  const U8 scale = ((U8)shifted << 23) + (127u << 23);  // low bits of `shifted` hold n
   return x >= -87.33654f ? p * (F8)scale : splat(0.0f);
 }
 /// log(1 + e) for e in [0, 1]: 2 atanh(t), t = e / (2 + e) ≤ 1/3; series to t^17 (truncation 2e-10 of the result).
