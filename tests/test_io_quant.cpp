@@ -210,6 +210,36 @@ TEST_F(QuantFolder, leftover_scales_are_not_silently_dropped) {
   EXPECT_SAYS(open(config("fp8_block128"), list), "does not have: model.layers.0.mlp.experts.1.up_proj.input_scale");
 }
 
+TEST_F(QuantFolder, shared_expert_is_quantised_or_not_as_the_ignore_list_says) {
+  std::string text = edited(config("ct_int8_w8a8"), "\"qwen3_moe\"", "\"qwen2_moe\"");
+  text =
+      edited(text, "\"moe_intermediate_size\"", "\"shared_expert_intermediate_size\": 56, \"moe_intermediate_size\"");
+  const auto with_shared = [](Tensors list, const Tensors& from) {
+    const std::string first = "model.layers.0.mlp.experts.0.", shared = "model.layers.0.mlp.shared_expert.";
+    for (const auto& [name, tensor] : from)
+      if (name.starts_with(first)) {
+        FileTensor copy = tensor;
+        copy.name = concat(shared, name.substr(first.size()));
+        list[copy.name] = copy;
+      }
+    list["g"] = f32_tensor("model.layers.0.mlp.shared_expert_gate.weight", {1, 88}, std::vector<float>(88));
+    return list;
+  };
+  const Tensors int8 = tensors("ct_int8_w8a8"), bf16 = unquantised("ct_int8_w8a8");
+  const std::string ignored = edited(text, "\"lm_head\"", "\"lm_head\", \"re:.*shared_expert.*\"");
+  write_folder(folder, text, with_shared(int8, int8));
+  SharedExpertConfig shared = Checkpoint::open(folder.path()).layer(0).config.shared;
+  EXPECT_EQ(shared.intermediate, 56);
+  EXPECT_TRUE(shared.quantised);
+  EXPECT_TRUE(shared.sigmoid_gate);
+  EXPECT_TRUE(Checkpoint::open(folder.path()).source(0).shared.expert.down_scale.present());
+  write_folder(folder, ignored, with_shared(int8, bf16));
+  EXPECT_FALSE(Checkpoint::open(folder.path()).layer(0).config.shared.quantised);
+  EXPECT_FALSE(Checkpoint::open(folder.path()).source(0).shared.expert.down_scale.present());
+  EXPECT_SAYS(open(text, with_shared(int8, bf16)), "shared_expert.gate_proj.weight is stored as BF16");
+  EXPECT_SAYS(open(ignored, with_shared(int8, int8)), "shared_expert.gate_proj.weight is stored as I8");
+}
+
 /// 128-wide experts in one tensor: gate and up keep their own rows of scales.
 TEST_F(QuantFolder, fused_fp8_splits_weights_and_scales_alike) {
   constexpr std::int64_t E = 2, I = 128, H = 264;
