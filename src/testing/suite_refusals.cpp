@@ -43,6 +43,13 @@ std::string workspace_grows(const ExpertsEntry& entry, const SuiteCase& c) {
       return text::concat("announces an output of ", shape_string(now.output.on(nullptr, {})), " for M = ", M);
     before = now;
   }
+  for (std::int64_t k = c.k; k > 0; --k) {
+    p.size.k = k;
+    const ExpertsWorkspace now = subject.experts().workspace(p);
+    if (now.w13_bytes > before.w13_bytes || now.w2_bytes > before.w2_bytes)
+      return text::concat("needs more for k = ", k, " than for a larger k");
+    before = now;
+  }
   return {};
 }
 
