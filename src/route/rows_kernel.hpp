@@ -125,9 +125,9 @@ BestTwo best_two(const std::int32_t* key, std::int64_t count) {
   if (count >= kLanes) {
     I8 first = splat(kKeyTaken), second = first;
     for (; i + kLanes <= count; i += kLanes) merge(first, second, load<I8>(key + i), splat(kKeyTaken));
-    merge(first, second, __builtin_shuffle(first, kSwap4), __builtin_shuffle(second, kSwap4));
-    merge(first, second, __builtin_shuffle(first, kSwap2), __builtin_shuffle(second, kSwap2));
-    merge(first, second, __builtin_shuffle(first, kSwap1), __builtin_shuffle(second, kSwap1));
+    merge(first, second, swap4(first), swap4(second));
+    merge(first, second, swap2(first), swap2(second));
+    merge(first, second, swap1(first), swap1(second));
     out = {first[0], second[0]};
   }
   for (; i < count; ++i) {

@@ -70,18 +70,30 @@ MOEKIT_INLINE unsigned mask_bits(I8 mask) {
 #endif
 }
 
-constexpr I8 kSwap4 = {4, 5, 6, 7, 0, 1, 2, 3}, kSwap2 = {2, 3, 0, 1, 6, 7, 4, 5}, kSwap1 = {1, 0, 3, 2, 5, 4, 7, 6};
+/// Lane i ^ 4, i ^ 2, i ^ 1 in lane i.
+template <class V>
+MOEKIT_INLINE V swap4(V v) {
+  return __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+}
+template <class V>
+MOEKIT_INLINE V swap2(V v) {
+  return __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+}
+template <class V>
+MOEKIT_INLINE V swap1(V v) {
+  return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
+}
 /// The largest lane, in every lane.
 template <class V>
 MOEKIT_INLINE V largest(V v) {
-  v = larger(v, __builtin_shuffle(v, kSwap4));
-  v = larger(v, __builtin_shuffle(v, kSwap2));
-  return larger(v, __builtin_shuffle(v, kSwap1));
+  v = larger(v, swap4(v));
+  v = larger(v, swap2(v));
+  return larger(v, swap1(v));
 }
 /// ((0+4)+(2+6)) + ((1+5)+(3+7)): the one order in which lanes are ever summed.
 MOEKIT_INLINE float sum(F8 v) {
-  v = v + __builtin_shuffle(v, kSwap4);
-  v = v + __builtin_shuffle(v, kSwap2);
+  v = v + swap4(v);
+  v = v + swap2(v);
   return v[0] + v[1];
 }
 
