@@ -10,26 +10,26 @@
 namespace moekit::inline v0 {
 
 struct LayerInput {
-  Tensor hidden;    ///< [M, K] in the layer's type; row stride may exceed K; read
-  Tensor logits;    ///< [M, E] f32, bf16 or f16; absent = the layer's own router GEMM, or `routing`
-  Routing routing;  ///< ids and weights of the caller (external routing); wins over logits
-  const std::int32_t* num_valid = nullptr;   ///< on the device; rows beyond it are not routed and their output is 0
-  std::optional<std::int64_t> group_tokens;  ///< expert parallelism: equal on all ranks
+  Tensor hidden{};    ///< [M, K] in the layer's type; row stride may exceed K; read
+  Tensor logits{};    ///< [M, E] f32, bf16 or f16; absent = the layer's own router GEMM, or `routing`
+  Routing routing{};  ///< ids and weights of the caller (external routing); wins over logits
+  const std::int32_t* num_valid = nullptr;     ///< on the device; rows beyond it are not routed and their output is 0
+  std::optional<std::int64_t> group_tokens{};  ///< expert parallelism: equal on all ranks
   std::int64_t top_k = 0;  ///< 0 = the layer's; a run-time override needs k ≤ E and workspace for it
 };
 
 /// out = residual' = residual + routed (+ shared); norm = residual' · rsqrt(mean(residual'²) + eps) · gamma.
 struct Tail {
-  Tensor residual;  ///< [M, K]; read
-  Tensor gamma;     ///< [K]
+  Tensor residual{};  ///< [M, K]; read
+  Tensor gamma{};     ///< [K]
   float eps = 1e-6f;
-  Tensor norm_out;      ///< [M, K]; written
-  Tensor residual_out;  ///< [M, K]; written; may be `residual` itself
+  Tensor norm_out{};      ///< [M, K]; written
+  Tensor residual_out{};  ///< [M, K]; written; may be `residual` itself
 };
 
 /// Which one is decided at plan time. M = 0 and M above the tail's ceiling are finalised by the layer itself.
 struct LayerOutput {
-  Tensor tensor;  ///< OutputKind::tensor: [M, K]; may alias nothing but hidden, and hidden only when in_place
+  Tensor tensor{};  ///< OutputKind::tensor: [M, K]; may alias nothing but hidden, and hidden only when in_place
   MoeOutput* open =
       nullptr;  ///< OutputKind::open; when the layer finalises instead, `tensor` is written and open->routed is it
   Tail* tail = nullptr;  ///< OutputKind::tail

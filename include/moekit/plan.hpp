@@ -18,21 +18,21 @@ enum class OutputKind : std::uint8_t { tensor, open, tail };
 struct PlanOptions {
   std::int64_t max_tokens = 8192;  ///< largest M that forward will be called with
   Determinism determinism = Determinism::fast;
-  std::string experts;  ///< force by name or glob ("cpu.avx2", "reference"); impossible = Error, never ignored
-  std::string router;
-  std::string prepare_finalize;
-  std::int64_t chunk = 0;                 ///< rows per experts call; 0 = all at once
-  std::optional<DType> expert_out_dtype;  ///< f32 or the layer's type; absent = the implementation's word
-  bool exact_activations = false;         ///< refuse schemes that quantise activations
-  bool checked = false;                   ///< ids out of range and NaN logits are errors instead of being skipped
-  Executor* executor = nullptr;           ///< CPU; null = cpu_executor()
+  std::string experts{};  ///< force by name or glob ("cpu.avx2", "reference"); impossible = Error, never ignored
+  std::string router{};
+  std::string prepare_finalize{};
+  std::int64_t chunk = 0;                   ///< rows per experts call; 0 = all at once
+  std::optional<DType> expert_out_dtype{};  ///< f32 or the layer's type; absent = the implementation's word
+  bool exact_activations = false;           ///< refuse schemes that quantise activations
+  bool checked = false;                     ///< ids out of range and NaN logits are errors instead of being skipped
+  Executor* executor = nullptr;             ///< CPU; null = cpu_executor()
   OutputKind output = OutputKind::tensor;
-  std::int64_t tail_max_tokens = 256;           ///< OutputKind::tail and open: above it the layer finalises by itself
-  std::span<const ExpertsEntry> extra_experts;  ///< yours, in front of the built-in list
-  std::span<const PrepareFinalizeEntry> extra_prepare_finalize;
+  std::int64_t tail_max_tokens = 256;             ///< OutputKind::tail and open: above it the layer finalises by itself
+  std::span<const ExpertsEntry> extra_experts{};  ///< yours, in front of the built-in list
+  std::span<const PrepareFinalizeEntry> extra_prepare_finalize{};
   /// Yours, in front of the built-in list. config.router.source == custom takes the first of these that says yes, or
   /// the one named by `router`; without one, Plan::create fails.
-  std::span<const RouterEntry> extra_routers;
+  std::span<const RouterEntry> extra_routers{};
 };
 
 /// One implementation that was asked.

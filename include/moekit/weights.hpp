@@ -12,17 +12,17 @@ namespace moekit::inline v0 {
 
 /// The shared expert's matrices: gate and up [S, K], down [K, S], gate_vector [1, K] if it has a sigmoid gate.
 struct SharedTensors {
-  CanonicalExpert expert;
-  Tensor gate_vector;
+  CanonicalExpert expert{};
+  Tensor gate_vector{};
 };
 
 /// Where the values of a layer come from. Everything is read during pack and may go afterwards.
 struct WeightsSource {
   /// Gives expert `e`, 0 ≤ e < E. Called once per expert, in ascending order.
-  std::function<Status(std::int64_t e, CanonicalExpert& expert)> expert;
-  RouterTensors router;
-  SharedTensors shared;
-  QuantTensors quant;  ///< static activation scales
+  std::function<Status(std::int64_t e, CanonicalExpert& expert)> expert{};
+  RouterTensors router{};
+  SharedTensors shared{};
+  QuantTensors quant{};  ///< static activation scales
 };
 
 /// Immutable but for replace_expert; shareable between layers and threads. Peak memory while packing: the packed bytes

@@ -30,15 +30,15 @@ struct ExpertsWorkspace {
 };
 
 struct ExpertsArgs {
-  Tensor output;        ///< as workspace().output says; every element is written, unless the result is left open
+  Tensor output{};      ///< as workspace().output says; every element is written, unless the result is left open
   QTensor activations;  ///< [M, K] or [L, T*D, K] with the scales that prepare returned
   WeightsView weights;
-  Routing routing;  ///< ids i32 [M, k]; batched: of the tokens that arrived, informative
+  Routing routing{};  ///< ids i32 [M, k]; batched: of the tokens that arrived, informative
   Activation activation{};
   std::int64_t num_experts = 0;        ///< P
   const Tensor* expert_map = nullptr;  ///< i32 [P], local slot or -1; ignored where routing.id_space is local
   const QuantConfig* quant = nullptr;
-  Tensor a2_scale;  ///< static scale of the second GEMM's input, sliced with the chunk; absent = dynamic
+  Tensor a2_scale{};  ///< static scale of the second GEMM's input, sliced with the chunk; absent = dynamic
   Bytes workspace13, workspace2;
   const ExpertTokens* tokens = nullptr;  ///< rows per local expert; required for batched input
   bool weight_on_input = false;          ///< true: weights are in the input already, do not weight again

@@ -9,16 +9,16 @@ namespace moekit::inline v0 {
 
 /// Experts that stopped after GEMM2. Token t, slot j is row expanded_to_permuted[t, j] of gemm2_permuted.
 struct UnfinalizedOutput {
-  Tensor gemm2_permuted;        ///< [rows, K], dense; unweighted; the row count is never referenced
-  Tensor expert_weights;        ///< [M, k], typed as its contents; 1 under weight-on-input
-  Tensor expanded_to_permuted;  ///< i32 [M, k]; -1 = not here
+  Tensor gemm2_permuted{};        ///< [rows, K], dense; unweighted; the row count is never referenced
+  Tensor expert_weights{};        ///< [M, k], typed as its contents; 1 under weight-on-input
+  Tensor expanded_to_permuted{};  ///< i32 [M, k]; -1 = not here
 };
 
 /// y[t] = routed_scaling_factor · Σ_j [idx ≥ 0] w[t,j] · gemm2[idx[t,j]] (+ shared[t]), in f32, one rounding.
 /// Un-reduced across ranks where the layer is sharded.
 struct MoeOutput {
   std::variant<Tensor, UnfinalizedOutput> routed;
-  Tensor shared;                       ///< [M, K] or absent; folded in by whoever finalises
+  Tensor shared{};                     ///< [M, K] or absent; folded in by whoever finalises
   float routed_scaling_factor = 1.0f;  ///< 1 when already folded into the weights
   bool finalised() const { return std::holds_alternative<Tensor>(routed); }
 };

@@ -10,11 +10,11 @@ namespace moekit::inline v0 {
 /// One expert as checkpoints mean it: matrices [out, in]. Any strides (a transposed or interleaved tensor of a file is
 /// described by its strides, nothing is copied); read only.
 struct CanonicalExpert {
-  Tensor gate;                              ///< [I, K]; absent if ungated
-  Tensor up;                                ///< [I, K]
-  Tensor down;                              ///< [K, I]
-  Tensor gate_scale, up_scale, down_scale;  ///< f32 or bf16; [rows, groups], absent for float weights
-  Tensor gate_bias, up_bias, down_bias;     ///< any float type; [I], [I], [K]
+  Tensor gate{};                                  ///< [I, K]; absent if ungated
+  Tensor up{};                                    ///< [I, K]
+  Tensor down{};                                  ///< [K, I]
+  Tensor gate_scale{}, up_scale{}, down_scale{};  ///< f32 or bf16; [rows, groups], absent for float weights
+  Tensor gate_bias{}, up_bias{}, down_bias{};     ///< any float type; [I], [I], [K]
 };
 
 /// A layout of one expert: w1, w2, scales and biases. Stateless; one object per format.

@@ -17,8 +17,8 @@ struct DispatchHandle {
 };
 
 struct PrepareArgs {
-  Tensor hidden;                       ///< [M, K] unquantised; read; never modified
-  Routing routing;                     ///< the caller's; ids i32, i64 or u32
+  Tensor hidden{};                     ///< [M, K] unquantised; read; never modified
+  Routing routing{};                   ///< the caller's; ids i32, i64 or u32
   std::int64_t num_experts = 0;        ///< P
   const Tensor* expert_map = nullptr;  ///< i32 [P], local slot or -1
   std::int64_t num_local = 0;          ///< L
@@ -38,9 +38,9 @@ struct Dispatched {
 };
 
 struct FinalizeArgs {
-  Tensor output;                 ///< [M, K]; every element is written
-  Tensor expert_output;          ///< as the experts' reduce says; [0, K] if nothing arrived; read
-  Routing routing;               ///< the caller's, or the one that prepare returned
+  Tensor output{};               ///< [M, K]; every element is written
+  Tensor expert_output{};        ///< as the experts' reduce says; [0, K] if nothing arrived; read
+  Routing routing{};             ///< the caller's, or the one that prepare returned
   bool weight_on_input = false;  ///< weights have been applied already
   WeightAndReduce reduce{};
   DispatchHandle handle{};

@@ -10,9 +10,9 @@ namespace moekit::inline v0 {
 
 /// Values of a router; absent where the config has none. Any float type.
 struct RouterTensors {
-  Tensor weight;          ///< [E, K]: the layer's own router GEMM
-  Tensor logit_bias;      ///< [E]
-  Tensor selection_bias;  ///< [E]
+  Tensor weight{};          ///< [E, K]: the layer's own router GEMM
+  Tensor logit_bias{};      ///< [E]
+  Tensor selection_bias{};  ///< [E]
 };
 
 struct RouteProblem {
@@ -24,12 +24,12 @@ struct RouteProblem {
 };
 
 struct RouteArgs {
-  Tensor logits;  ///< [M, E] f32, bf16 or f16; any row stride, 0 included; last stride 1; read
-  Tensor hidden;  ///< [M, K] the layer's input, for routers of yours that want it; may be absent; read
+  Tensor logits{};  ///< [M, E] f32, bf16 or f16; any row stride, 0 included; last stride 1; read
+  Tensor hidden{};  ///< [M, K] the layer's input, for routers of yours that want it; may be absent; read
   const RouterConfig* config = nullptr;
   const RouterTensors* tensors = nullptr;
-  Tensor ids;                   ///< out: i32 [M, k]; k = the columns given, which may override the layer's top_k
-  Tensor weights;               ///< out: f32 [M, k]
+  Tensor ids{};                 ///< out: i32 [M, k]; k = the columns given, which may override the layer's top_k
+  Tensor weights{};             ///< out: f32 [M, k]
   std::int64_t num_valid = -1;  ///< rows beyond it get id -1 and weight 0; -1 = all
   bool checked = false;         ///< a NaN logit is an error
   CallContext context{};
