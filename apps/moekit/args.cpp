@@ -1,0 +1,268 @@
+// The command line: flags into records, help with examples first, the nearest spelling for what does not exist.
+// The only file that includes CLI11.
+#include <CLI/CLI.hpp>
+#include <moekit/version.hpp>
+
+#include "console.hpp"
+#include "spelling.hpp"
+#include "verbs.hpp"
+
+namespace moekit::cli {
+namespace {
+
+constexpr const char* kSubjectHelp = "a shape such as e128k8h2048i768:bf16, or a folder with a checkpoint";
+
+/// What a verb is for, its examples, then everything else: people read the first screen.
+std::string with_examples(std::string_view purpose, std::initializer_list<std::string_view> examples) {
+  std::string out(purpose);
+  out += "\n\nExamples:\n";
+  for (const std::string_view example : examples) out += "  " + std::string(example) + "\n";
+  return out;
+}
+
+void add_device(CLI::App& verb, std::string& device) {
+  verb.add_option("--device", device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+}
+void add_json(CLI::App& verb, bool& json, const char* what) { verb.add_flag("--json", json, what); }
+void add_determinism(CLI::App& verb, std::string& level) {
+  verb.add_option("--determinism", level, "fast, repeatable or batch_invariant")
+      ->check(CLI::IsMember({"fast", "repeatable", "batch_invariant"}))
+      ->capture_default_str();
+}
+void add_threads(CLI::App& verb, int& threads) {
+  verb.add_option("--threads", threads, "0 = as many as CPU set and quota allow")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+}
+void add_layer(CLI::App& verb, std::optional<std::int64_t>& layer) {
+  verb.add_option("--layer", layer, "decoder layer of a checkpoint, from 0")->check(CLI::NonNegativeNumber);
+}
+void add_schemes(CLI::App& verb, std::optional<std::string>& weights, std::optional<std::string>& activations) {
+  verb.add_option("--weights", weights, "scheme: f32 bf16 f16 int8 fp8_block128");
+  verb.add_option("--activations", activations, "scheme: f32 bf16 f16 int8_token (int8) fp8_group128 (fp8)");
+}
+
+/// Records of all verbs; parse fills one of them.
+struct All {
+  DoctorArgs doctor;
+  InspectArgs inspect;
+  ExplainArgs explain;
+  RunArgs run;
+  VerifyArgs verify;
+  BenchArgs bench;
+  DemoArgs demo;
+};
+
+void add_doctor(CLI::App& app, All& all) {
+  auto* verb = app.add_subcommand("doctor", "What this machine is, what moekit can use of it, and what not and why");
+  verb->description(with_examples(verb->get_description(), {"moekit doctor", "moekit doctor --json"}));
+  add_json(*verb, all.doctor.json, "one JSON object");
+}
+
+void add_inspect(CLI::App& app, All& all) {
+  auto* verb = app.add_subcommand("inspect", "The MoE layers of a checkpoint, and what runs them here");
+  verb->description(with_examples(verb->get_description(), {"moekit inspect model/", "moekit inspect model/ --json"}));
+  verb->add_option("DIR", all.inspect.directory, "folder with config.json and model.safetensors")->required();
+  add_json(*verb, all.inspect.json, "one JSON object");
+}
+
+void add_explain(CLI::App& app, All& all) {
+  auto* verb = app.add_subcommand("explain", "Which implementations are chosen, which are refused, and why");
+  verb->description(with_examples(verb->get_description(),
+                                  {"moekit explain e128k8h2048i768:bf16", "moekit explain model/ --layer 1 --tokens 16",
+                                   "moekit explain e8k2h4096i14336:int8 --json"}));
+  ExplainArgs& args = all.explain;
+  verb->add_option("SUBJECT", args.subject, kSubjectHelp)->required()->type_name("SHAPE|DIR");
+  add_layer(*verb, args.layer);
+  verb->add_option("--tokens", args.tokens, "numbers of tokens, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--impl", args.impl, "force experts by name or glob");
+  add_schemes(*verb, args.weights, args.activations);
+  add_threads(*verb, args.threads);
+  add_device(*verb, args.device);
+  add_determinism(*verb, args.determinism);
+  add_json(*verb, args.json, "one JSON object per number of tokens");
+}
+
+void add_run(CLI::App& app, All& all) {
+  auto* verb = app.add_subcommand("run", "Run one MoE layer of a checkpoint, or each of them on the same rows");
+  verb->description(
+      with_examples(verb->get_description(), {"moekit run model/", "moekit run model/ --layer 1 --x x.npy --out y.npy",
+                                              "moekit run model/ --tokens 256 --routing-out routing.csv"}));
+  RunArgs& args = all.run;
+  verb->add_option("DIR", args.directory, "folder with config.json and model.safetensors")->required();
+  add_layer(*verb, args.layer);
+  verb->add_option("--x", args.x, "rows [M, K] as .npy (f32, f16); absent: seeded N(0,1) rows");
+  verb->add_option("--out", args.out, "write y as .npy, f32: [M, K], or [layers, M, K] for all layers");
+  verb->add_option("--routing-out", args.routing_out, "write layer,token,slot,expert,weight as CSV");
+  verb->add_option("--tokens", args.tokens, "generated rows")->check(CLI::NonNegativeNumber)->capture_default_str();
+  verb->add_option("--seed", args.seed, "of the generated rows")->capture_default_str();
+  verb->add_option("--impl", args.impl, "force experts by name or glob");
+  add_threads(*verb, args.threads);
+  add_device(*verb, args.device);
+  add_determinism(*verb, args.determinism);
+  add_json(*verb, args.json, "one JSON object per layer");
+}
+
+void add_verify(CLI::App& app, All& all) {
+  auto* verb = app.add_subcommand(
+      "verify", "Check every implementation against known results, or against float64 where there are none");
+  verb->description(with_examples(verb->get_description(), {"moekit verify model/", "moekit verify e16k4h256i128:bf16",
+                                                            "moekit verify model/ --layer 0 --impl 'cpu.*' --json"}));
+  VerifyArgs& args = all.verify;
+  verb->add_option("SUBJECT", args.subject, kSubjectHelp)->required()->type_name("SHAPE|DIR");
+  add_layer(*verb, args.layer);
+  verb->add_option("--impl", args.impl, "experts implementations, a glob")->capture_default_str();
+  add_device(*verb, args.device);
+  add_json(*verb, args.json, "one JSON object per check");
+}
+
+void add_bench(CLI::App& app, All& all) {
+  auto* verb =
+      app.add_subcommand("bench", "Time a layer beside the floor of this machine; results are verified before printed");
+  verb->description(with_examples(
+      verb->get_description(),
+      {"moekit bench e128k8h2048i768:bf16 --tokens 1,16,512", "moekit bench model/ --layer 1 --routing zipf:1.1",
+       "moekit bench e8k2h4096i1024:bf16 --impl cpu.avx2 --vs cpu.portable",
+       "moekit bench e16k4h1024i512:bf16 --tokens 1 --gap-ms 10 --json"}));
+  BenchArgs& args = all.bench;
+  verb->add_option("SUBJECT", args.subject, kSubjectHelp)->required()->type_name("SHAPE|DIR");
+  add_layer(*verb, args.layer);
+  verb->add_option("--tokens", args.tokens, "numbers of tokens, separated by commas (1,16,512)")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  add_schemes(*verb, args.weights, args.activations);
+  verb->add_option("--impl", args.impl, "experts implementations, a glob; absent: the plan's choice");
+  verb->add_option("--vs", args.vs, "paired comparison A, B, A, B with another implementation, a glob");
+  verb->add_option("--peer", args.peer, "another library to compare with (none is built in)");
+  verb->add_option("--routing", args.routing, "uniform, balanced, zipf:a, hot:n,f, single, trace:FILE")
+      ->capture_default_str();
+  add_threads(*verb, args.threads);
+  add_device(*verb, args.device);
+  add_determinism(*verb, args.determinism);
+  verb->add_option("--gap-ms", args.gap_ms, "sleep between calls; reports the tail and the wake-up cost")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--seconds", args.seconds, "measuring time per row")
+      ->check(CLI::Range(0.01, 600.0))
+      ->capture_default_str();
+  verb->add_option("--seed", args.seed, "of rows, weights and routing")->capture_default_str();
+  verb->add_option("--svg", args.svg, "write latency against tokens as a picture");
+  add_json(*verb, args.json, "one JSON object per row");
+}
+
+void add_demo(CLI::App& app, All& all) {
+  auto* verb = app.add_subcommand(
+      "demo",
+      "Half a minute through everything: inspect, run, verify, bench and two pictures of a small trained model");
+  verb->description(
+      with_examples(verb->get_description(), {"moekit demo", "moekit demo --data model/ --out pictures/"}));
+  verb->add_option("--data", all.demo.data, "checkpoint; absent: the one that comes with the sources");
+  verb->add_option("--out", all.demo.out_directory, "folder for the pictures; absent: build/demo of the source tree");
+}
+
+std::string main_description() {
+  return with_examples("moekit: a Mixture-of-Experts layer that you can link, and what it takes to trust and time it",
+                       {"moekit demo                                     half a minute through everything",
+                        "moekit doctor                                   this machine",
+                        "moekit inspect model/                           what a checkpoint holds",
+                        "moekit verify model/                            is every implementation right?",
+                        "moekit bench e128k8h2048i768:bf16 --tokens 1,16 how fast, beside the machine's floor",
+                        "moekit VERB --help                              the flags of a verb"});
+}
+
+std::vector<std::string> names_of_verbs(const CLI::App& app) {
+  std::vector<std::string> out;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+    out.push_back(verb->get_name());
+  return out;
+}
+
+std::vector<std::string> names_of_flags(const CLI::App& app) {
+  std::vector<std::string> out;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) out.push_back("--" + name);
+  return out;
+}
+
+Exit usage(const std::string& message, const std::string& verb) {
+  talk("moekit: " + message);
+  talk("try: moekit " + (verb.empty() ? std::string() : verb + " ") + "--help");
+  return Exit::usage;
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  const std::string best = nearest(word, known);
+  return best.empty() ? std::string() : "; did you mean " + best + "?";
+}
+
+/// Words the parser's complaint: which flag, and what is nearest to it.
+Exit explain_failure(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App& scope = chosen.empty() ? app : *chosen.front();
+  const std::string verb = chosen.empty() ? "" : scope.get_name();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const std::vector<std::string> known = names_of_flags(scope);
+    for (int i = 1; i < argc; ++i) {
+      const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+      if (word.rfind("--", 0) == 0 && std::find(known.begin(), known.end(), word) == known.end())
+        return usage("unknown flag " + word + did_you_mean(word, known), verb);
+    }
+  }
+  return usage(error.what(), verb);
+}
+
+Exit dispatch(const CLI::App& app, const All& all) {
+  const std::string verb = app.get_subcommands().front()->get_name();
+  if (verb == "doctor") return run_doctor(all.doctor);
+  if (verb == "inspect") return run_inspect(all.inspect);
+  if (verb == "explain") return run_explain(all.explain);
+  if (verb == "run") return run_run(all.run);
+  if (verb == "verify") return run_verify(all.verify);
+  if (verb == "bench") return run_bench(all.bench);
+  return run_demo(all.demo);
+}
+
+}  // namespace
+
+Exit run_command_line(int argc, char** argv) {
+  CLI::App app{main_description(), "moekit"};
+  All all;
+  app.set_version_flag("--version", std::string("moekit ") + version());
+  app.require_subcommand(1);
+  add_doctor(app, all);
+  add_inspect(app, all);
+  add_explain(app, all);
+  add_run(app, all);
+  add_verify(app, all);
+  add_bench(app, all);
+  add_demo(app, all);
+
+  if (argc < 2) {
+    talk(app.help());
+    return Exit::usage;
+  }
+  const std::string first = argv[1];
+  const std::vector<std::string> verbs = names_of_verbs(app);
+  if (first.rfind('-', 0) != 0 && std::find(verbs.begin(), verbs.end(), first) == verbs.end()) {
+    std::string list;
+    for (const std::string& verb : verbs) list += " " + verb;
+    return usage("unknown verb " + first + did_you_mean(first, verbs) + " Verbs:" + list, "");
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success&) {  // --help, --version: to stdout
+    const auto chosen = app.get_subcommands();
+    if (app.count("--version") > 0)
+      print(std::string("moekit ") + version());
+    else
+      print(chosen.empty() ? app.help() : chosen.front()->help("moekit"));
+    return Exit::ok;
+  } catch (const CLI::ParseError& error) {
+    return explain_failure(app, error, argc, argv);
+  }
+  return dispatch(app, all);
+}
+
+}  // namespace moekit::cli

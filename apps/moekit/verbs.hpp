@@ -1,0 +1,89 @@
+// The verbs and what their flags say. args.cpp fills these records, one file per verb reads them.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exit_code.hpp"
+
+namespace moekit::cli {
+
+struct DoctorArgs {
+  bool json = false;
+};
+
+struct InspectArgs {
+  std::string directory;
+  bool json = false;
+};
+
+struct ExplainArgs {
+  std::string subject;                ///< SHAPE or DIR
+  std::optional<std::int64_t> layer;  ///< decoder layer of DIR
+  std::vector<std::int64_t> tokens{1, 16, 512};
+  std::string device = "cpu";
+  std::string determinism = "fast";
+  std::string impl;  ///< force by glob
+  std::optional<std::string> weights, activations;
+  int threads = 0;
+  bool json = false;
+};
+
+struct RunArgs {
+  std::string directory;
+  std::optional<std::int64_t> layer;
+  std::string x, out, routing_out;  ///< file names; empty = none
+  std::int64_t tokens = 16;         ///< generated rows when there is no --x
+  std::uint64_t seed = 1;
+  std::string device = "cpu";
+  std::string impl;
+  std::string determinism = "fast";
+  int threads = 0;
+  bool json = false;
+};
+
+struct VerifyArgs {
+  std::string subject;
+  std::optional<std::int64_t> layer;
+  std::string impl = "*";
+  std::string device = "cpu";
+  bool json = false;
+};
+
+struct BenchArgs {
+  std::string subject;
+  std::optional<std::int64_t> layer;
+  std::optional<std::vector<std::int64_t>> tokens;
+  std::optional<std::string> weights, activations;
+  std::optional<std::string> impl;  ///< glob; absent = the plan's choice
+  std::optional<std::string> vs;    ///< glob; paired A/B
+  std::optional<std::string> peer;
+  std::string device = "cpu";
+  std::string routing = "uniform";
+  std::string determinism = "fast";
+  int threads = 0;
+  double gap_ms = -1;    ///< ≥ 0: sleep between calls, report the tail and the wake-up cost
+  double seconds = 1.0;  ///< measuring time per row
+  std::uint64_t seed = 1;
+  std::string svg;  ///< latency picture
+  bool json = false;
+};
+
+struct DemoArgs {
+  std::string data;           ///< checkpoint; empty = the one in the source tree
+  std::string out_directory;  ///< pictures; empty = build/demo of the source tree
+};
+
+Exit run_doctor(const DoctorArgs& args);
+Exit run_inspect(const InspectArgs& args);
+Exit run_explain(const ExplainArgs& args);
+Exit run_run(const RunArgs& args);
+Exit run_verify(const VerifyArgs& args);
+Exit run_bench(const BenchArgs& args);
+Exit run_demo(const DemoArgs& args);
+
+/// Parses and calls the verb; prints help, version and usage errors (with the nearest spelling).
+Exit run_command_line(int argc, char** argv);
+
+}  // namespace moekit::cli
