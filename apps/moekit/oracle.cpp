@@ -51,12 +51,7 @@ MOEKIT_CLI_CLONES void dot_and_squares(const float* a, const double* b, std::int
   }
 }
 
-/// A matrix as f32: quantised ones code · scale, rounded once, as formats define them.
-struct Matrix {
-  std::int64_t rows = 0, columns = 0;
-  std::vector<float> values;
-  const float* row(std::int64_t r) const { return values.data() + r * columns; }
-};
+}  // namespace
 
 Matrix dequantise(const Tensor& data, const Tensor& scale, const QuantDesc& desc) {
   Matrix out{data.shape[0], data.shape[1], std::vector<float>(static_cast<std::size_t>(data.numel()))};
@@ -75,6 +70,8 @@ Matrix dequantise(const Tensor& data, const Tensor& scale, const QuantDesc& desc
   }
   return out;
 }
+
+namespace {
 
 std::vector<double> bias_of(const Tensor& bias) {
   std::vector<double> out;
@@ -133,9 +130,11 @@ void quantise_row(std::vector<double>& row, const QuantDesc& desc, float int8_di
         row[i] = 0;
         continue;
       }
-      const float ratio = static_cast<float>(row[i]) / scale;
+      const bool serving = desc.type == DType::i8 && int8_divisor == 127.0f;  // kernels multiply by 127 / absmax
+      const float ratio =
+          serving ? static_cast<float>(row[i]) * (divisor / largest) : static_cast<float>(row[i]) / scale;
       if (desc.type == DType::i8) {
-        const float code = std::clamp(std::nearbyint(ratio), -128.0f, 127.0f);
+        const float code = std::clamp(std::nearbyint(ratio), serving ? -127.0f : -128.0f, 127.0f);
         row[i] = static_cast<double>(code) * static_cast<double>(scale);
         steps[i] = scale;
       } else {

@@ -9,6 +9,14 @@
 
 namespace moekit::cli {
 
+/// A matrix as f32: quantised ones code · scale, rounded once, as formats define them.
+struct Matrix {
+  std::int64_t rows = 0, columns = 0;
+  std::vector<float> values;
+  const float* row(std::int64_t r) const { return values.data() + r * columns; }
+};
+Matrix dequantise(const Tensor& data, const Tensor& scale, const QuantDesc& desc);
+
 struct OracleProblem {
   const LayerConfig& config;
   const WeightsSource& source;

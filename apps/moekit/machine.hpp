@@ -1,0 +1,20 @@
+// This machine, for doctor and for the env block of records.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "json.hpp"
+
+namespace moekit::cli {
+
+struct Machine {
+  std::string cpu_model, system, hugepages;
+  int online_cpus = 0;
+  std::int64_t memory_bytes = 0, available_bytes = 0;
+};
+Machine this_machine();
+
+/// moekit's version and build, CPU, ISA, threads: what a timing depends on.
+Json environment_record();
+
+}  // namespace moekit::cli

@@ -1,0 +1,40 @@
+// The checks of moekit verify, as they are made.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "exit_code.hpp"
+#include "oracle.hpp"
+
+namespace moekit::cli {
+
+/// One line: (module, case, impl) is unique.
+struct Check {
+  std::string module;  ///< module path, or the shape string
+  std::string name;    ///< "M37 experts bf16": the case
+  std::string impl;
+  double max_abs = 0, max_rel = 0, tol = 0;
+  std::int64_t t = 0, c = 0;  ///< worst element
+  bool ok = false;
+  std::string note;     ///< on failure: what was found
+  std::string skipped;  ///< not empty: why there was nothing to check
+
+  static Check of(std::string module, std::string name, std::string impl, const Comparison& found);
+  static Check skip(std::string module, std::string name, std::string impl, std::string why);
+};
+
+class VerifyReport {
+ public:
+  explicit VerifyReport(bool json) : json_(json) {}
+  void add(const Check& check);
+  /// Prints the last line (text form) and decides.
+  Exit finish() const;
+  std::int64_t failed() const { return failed_; }
+  std::int64_t passed() const { return passed_; }
+
+ private:
+  bool json_;
+  std::int64_t passed_ = 0, failed_ = 0, skipped_ = 0;
+};
+
+}  // namespace moekit::cli
