@@ -1,0 +1,40 @@
+// The kinds of checks that moekit verify makes of one layer.
+#pragma once
+#include <string>
+#include <vector>
+
+#include <moekit/kit/implementations.hpp>
+
+#include "golden.hpp"
+#include "verify_report.hpp"
+
+namespace moekit::cli {
+
+/// One layer under test, and the implementations that --impl names.
+struct Subjected {
+  const SubjectLayer& layer;
+  const WeightsSource& source;
+  std::string label;  ///< module path or shape string
+  std::vector<const ExpertsEntry*> experts;
+  VerifyReport& report;
+};
+
+/// Expected routing of some rows.
+struct CaseRows {
+  std::string name;
+  Tensor in;  ///< f32 [M, K]
+  Routing routing;
+};
+
+/// Router matrix, then every router of the list, on `in`: ids as sets, weights by id. `logits` may be absent.
+void check_routers(Subjected& s, const CaseRows& rows, const Tensor& logits);
+/// Every implementation, with the ids given, in every form of the layer that the file has a result for.
+void check_golden_experts(Subjected& s, const GoldenCase& golden, const CaseRows& rows);
+/// Dequantised weights against dequant_hash.json, quantised activations against the file's codes.
+void check_golden_codes(Subjected& s, const std::string& directory, const std::vector<GoldenCase>& cases);
+/// Every implementation against float64, on rows without a published result.
+void check_against_oracle(Subjected& s, const CaseRows& rows);
+/// Repeat, permute, pad, split, other thread counts: the bits that each implementation's declared level promises.
+void check_determinism(Subjected& s, const CaseRows& rows);
+
+}  // namespace moekit::cli
