@@ -27,7 +27,8 @@ class Pool {
     const std::int64_t row_bytes = columns * moekit::bytes(type_);
     for (std::int64_t r = 0; r < rows; ++r) {
       const auto start = static_cast<std::int64_t>(mix(key, static_cast<std::uint64_t>(r)) % kPool);
-      std::memcpy(dst + r * row_bytes, bytes_.data() + start * moekit::bytes(type_), static_cast<std::size_t>(row_bytes));
+      std::memcpy(dst + r * row_bytes, bytes_.data() + start * moekit::bytes(type_),
+                  static_cast<std::size_t>(row_bytes));
     }
   }
   DType type() const { return type_; }
@@ -100,7 +101,8 @@ class Generator {
     const Pool& pool = which == 2 ? narrow_ : wide_;
     const std::uint64_t key = mix(seed_ * 4 + static_cast<std::uint64_t>(which), static_cast<std::uint64_t>(e));
     Buffer& values = scratch.matrix[which];
-    if (values.tensor.dtype != pool.type() || values.tensor.shape[0] != kind.rows || values.tensor.shape[1] != kind.columns)
+    if (values.tensor.dtype != pool.type() || values.tensor.shape[0] != kind.rows ||
+        values.tensor.shape[1] != kind.columns)
       values = Buffer(pool.type(), {kind.rows, kind.columns});
     pool.fill(values.bytes.data(), kind.rows, kind.columns, key);
     data = values.tensor;
@@ -172,8 +174,8 @@ Buffer logits_for(const Tensor& ids, std::int64_t num_experts, std::uint64_t see
       const std::int32_t e = ids.at<std::int32_t>(t, j);
       // distinct and descending whatever k is: the j-th lies within (2 - 3j/k, 2 - 3j/k + 3/k · 0.5)
       if (e >= 0 && e < num_experts)
-        row[e] = 2.0f - 3.0f * (static_cast<float>(j) - 0.5f * static_cast<float>(random.uniform())) /
-                            static_cast<float>(k);
+        row[e] =
+            2.0f - 3.0f * (static_cast<float>(j) - 0.5f * static_cast<float>(random.uniform())) / static_cast<float>(k);
     }
   }
   return out;

@@ -21,12 +21,12 @@ struct GoldenCodes {
 
 /// One module and one number of rows. Absent tensors are not in the file.
 struct GoldenCase {
-  std::string name;                       ///< "M37"
-  Tensor in;                              ///< f32 [M, K]
-  Tensor out, out_actq, out_actq_127;     ///< f32 or f64 [M, K]
-  Tensor logits;                          ///< f32 [M, E]
-  Tensor scores;                          ///< f32 [M, E]: the weight at chosen experts, 0 elsewhere
-  Tensor ids, weights;                    ///< i64, f32 [M, k]
+  std::string name;                    ///< "M37"
+  Tensor in;                           ///< f32 [M, K]
+  Tensor out, out_actq, out_actq_127;  ///< f32 or f64 [M, K]
+  Tensor logits;                       ///< f32 [M, E]
+  Tensor scores;                       ///< f32 [M, E]: the weight at chosen experts, 0 elsewhere
+  Tensor ids, weights;                 ///< i64, f32 [M, k]
   std::vector<GoldenCodes> codes;
 };
 

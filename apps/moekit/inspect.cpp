@@ -121,7 +121,8 @@ Exit run_inspect(const InspectArgs& args) {
   }
 
   double bytes = 0, per_token = 0;
-  Table table({"layer", "experts", "top-k", "hidden", "inter", "weights", "router", "shared", "a layer", "a token reads"});
+  Table table(
+      {"layer", "experts", "top-k", "hidden", "inter", "weights", "router", "shared", "a layer", "a token reads"});
   for (const Group& group : groups) {
     const LayerConfig& config = group.config;
     table.row({range(group), std::to_string(config.num_experts), std::to_string(config.top_k),

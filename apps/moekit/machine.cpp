@@ -60,11 +60,19 @@ Machine this_machine() {
   return out;
 }
 
+std::string compiler() {
+#if defined(__clang__)
+  return __VERSION__;
+#else
+  return std::string("GCC ") + __VERSION__;
+#endif
+}
+
 Json environment_record() {
   const Machine machine = this_machine();
   return Json::object()
       .set("moekit", version())
-      .set("compiler", __VERSION__)
+      .set("compiler", compiler())
       .set("cpu", machine.cpu_model)
       .set("system", machine.system)
       .set("isa", cpu::name(cpu::usable_isa()))

@@ -13,6 +13,7 @@ struct Machine {
   std::int64_t memory_bytes = 0, available_bytes = 0;
 };
 Machine this_machine();
+std::string compiler();  ///< "GCC 12.2.0"
 
 /// moekit's version and build, CPU, ISA, threads: what a timing depends on.
 Json environment_record();

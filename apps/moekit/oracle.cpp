@@ -30,7 +30,8 @@ MOEKIT_CLI_CLONES double dot(const float* a, const double* b, std::int64_t n) {
 }
 
 /// Σ (a·b)² beside Σ a·b.
-MOEKIT_CLI_CLONES void dot_and_squares(const float* a, const double* b, std::int64_t n, double& total, double& squares) {
+MOEKIT_CLI_CLONES void dot_and_squares(const float* a, const double* b, std::int64_t n, double& total,
+                                       double& squares) {
   double sum[8] = {}, square[8] = {};
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8)
@@ -293,7 +294,8 @@ OracleResult oracle(const OracleProblem& problem) {
   const std::size_t n = problem.rows.size() * static_cast<std::size_t>(out.columns);
   for (auto* values : {&out.y, &out.noise, &out.routes, &out.flip}) values->assign(n, 0.0);
   Task task(problem, out);
-  cpu_executor().run(task.size(), [](void* arg, std::int64_t i) { static_cast<Task*>(arg)->run(i); }, &task);
+  cpu_executor().run(
+      task.size(), [](void* arg, std::int64_t i) { static_cast<Task*>(arg)->run(i); }, &task);
   throw_if_failed(task.failure());
   add_shared(problem, out);
   for (std::size_t i = 0; i < n; ++i) {

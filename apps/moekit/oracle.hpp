@@ -43,10 +43,10 @@ std::vector<std::int64_t> sampled_rows(std::int64_t num_tokens, std::uint64_t se
 
 /// The outcome of comparing a result with what it should be.
 struct Comparison {
-  double max_abs = 0;    ///< largest |got - want|
-  double max_rel = 0;    ///< the same over max |want|
-  double rms_rel = 0;    ///< rms(got - want) / rms(want)
-  double tol = 0;        ///< what max_rel (or the worst element's share of max |want|) may be
+  double max_abs = 0;         ///< largest |got - want|
+  double max_rel = 0;         ///< the same over max |want|
+  double rms_rel = 0;         ///< rms(got - want) / rms(want)
+  double tol = 0;             ///< what max_rel (or the worst element's share of max |want|) may be
   std::int64_t t = 0, c = 0;  ///< the element nearest to or furthest over its bound
   double got = 0, want = 0;   ///< its values
   bool finite = true;

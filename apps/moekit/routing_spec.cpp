@@ -75,12 +75,13 @@ RoutingRows rows_of_trace(const std::string& path, const LayerConfig& config, st
   for (const TraceLine& line : all) {
     if (line.layer != wanted) continue;
     if (line.expert >= config.num_experts || line.slot >= config.top_k)
-      throw Error(StatusCode::bad_file,
-                  format("[trace] %s: layer %lld token %lld slot %lld expert %lld, but the layer has %lld experts, top-%lld",
-                         path.c_str(), static_cast<long long>(line.layer), static_cast<long long>(line.token),
-                         static_cast<long long>(line.slot), static_cast<long long>(line.expert),
-                         static_cast<long long>(config.num_experts), static_cast<long long>(config.top_k)),
-                  "record the trace with a layer of this shape");
+      throw Error(
+          StatusCode::bad_file,
+          format("[trace] %s: layer %lld token %lld slot %lld expert %lld, but the layer has %lld experts, top-%lld",
+                 path.c_str(), static_cast<long long>(line.layer), static_cast<long long>(line.token),
+                 static_cast<long long>(line.slot), static_cast<long long>(line.expert),
+                 static_cast<long long>(config.num_experts), static_cast<long long>(config.top_k)),
+          "record the trace with a layer of this shape");
     rows[line.token][line.slot] = &line;
   }
   if (rows.empty()) throw Error(StatusCode::bad_file, "[trace] " + path + " holds no rows", "");
@@ -125,7 +126,8 @@ RoutingSpec parse_routing(const std::string& text) {
     out.trace = rest;
   } else {
     const std::string best = nearest(kind, {"uniform", "balanced", "zipf", "hot", "single", "trace"});
-    throw UsageError("--routing " + text + " is unknown" + (best.empty() || best == kind ? "" : "; did you mean " + best + "?") +
+    throw UsageError("--routing " + text + " is unknown" +
+                     (best.empty() || best == kind ? "" : "; did you mean " + best + "?") +
                      " Known: uniform balanced zipf:a hot:n,f single trace:FILE");
   }
   return out;
@@ -133,8 +135,7 @@ RoutingSpec parse_routing(const std::string& text) {
 
 std::vector<TraceLine> read_routing_csv(const std::string& path) {
   const std::vector<std::string> lines = lines_of(path);
-  if (lines.empty() || lines.front() != kHeader)
-    bad_line(path, 1, "the header must be " + std::string(kHeader));
+  if (lines.empty() || lines.front() != kHeader) bad_line(path, 1, "the header must be " + std::string(kHeader));
   std::vector<TraceLine> out;
   for (std::size_t i = 1; i < lines.size(); ++i)
     if (!lines[i].empty()) out.push_back(parse_line(path, i + 1, lines[i]));
@@ -147,9 +148,9 @@ std::string routing_csv(std::int64_t layer, const Tensor& ids, const Tensor& wei
   std::string out;
   for (std::int64_t t = 0; t < ids.shape[0]; ++t)
     for (std::int64_t j = 0; j < ids.shape[1]; ++j)
-      out += format("%lld,%lld,%lld,%d,%.9g\n", static_cast<long long>(layer), static_cast<long long>(t),
-                    static_cast<long long>(j), ids.at<std::int32_t>(t, j),
-                    static_cast<double>(weights.at<float>(t, j)));
+      out +=
+          format("%lld,%lld,%lld,%d,%.9g\n", static_cast<long long>(layer), static_cast<long long>(t),
+                 static_cast<long long>(j), ids.at<std::int32_t>(t, j), static_cast<double>(weights.at<float>(t, j)));
   return out;
 }
 

@@ -130,7 +130,8 @@ Exit run_run(const RunArgs& args) {
   for (const LayerRun& run : runs) {
     if (args.json) print(record(run).dump());
     table.row({std::to_string(run.layer.index), run.layer.module, std::to_string(run.tokens), run.experts, run.router,
-               format_us(run.median_us), std::to_string(run.stats.active) + "/" + std::to_string(run.layer.config.num_experts),
+               format_us(run.median_us),
+               std::to_string(run.stats.active) + "/" + std::to_string(run.layer.config.num_experts),
                format("%.2f", run.stats.busiest_over_mean), format("%.2f", run.stats.entropy)});
   }
   if (!args.json) print(table.text());

@@ -9,7 +9,7 @@
 
 namespace moekit::cli {
 
-Device device_from_name(const std::string& name);        ///< throws UsageError
+Device device_from_name(const std::string& name);            ///< throws UsageError
 Determinism determinism_from_name(const std::string& name);  ///< throws UsageError
 Executor& executor_for(int threads);
 

@@ -40,8 +40,9 @@ Subject Subject::open(const std::string& text) {
   const Status status = parse_shape(text, parsed);
   if (!status.ok()) {
     if (looks_like_a_path(text.substr(0, text.find('@'))))
-      throw Error(StatusCode::bad_file, "[checkpoint] there is no folder " + text,
-                  "give a folder that holds config.json and model.safetensors, or a shape such as e128k8h2048i768:bf16");
+      throw Error(
+          StatusCode::bad_file, "[checkpoint] there is no folder " + text,
+          "give a folder that holds config.json and model.safetensors, or a shape such as e128k8h2048i768:bf16");
     throw Error(status);
   }
   out.shape_ = parsed.config;
@@ -56,8 +57,7 @@ std::vector<SubjectLayer> Subject::layers(std::optional<std::int64_t> wanted) co
     return out;
   }
   for (const CheckpointLayer& layer : checkpoint_->layers())
-    if (!wanted || *wanted == layer.index)
-      out.push_back({layer.index, layer.module, layer.config, layer.weight_bytes});
+    if (!wanted || *wanted == layer.index) out.push_back({layer.index, layer.module, layer.config, layer.weight_bytes});
   if (out.empty() && wanted) static_cast<void>(checkpoint_->layer(*wanted));  // throws, listing what exists
   if (out.empty()) throw Error(StatusCode::unsupported, "[checkpoint] " + text_ + " has no MoE layer", "");
   return out;
@@ -91,7 +91,8 @@ double matrix_bytes(const QuantDesc& desc, std::int64_t rows, std::int64_t colum
   const double values = static_cast<double>(rows) * static_cast<double>(columns) * bits(desc.type) / 8;
   if (is_float(desc.type)) return values;
   auto blocks = [](std::int64_t extent, std::int64_t block) { return block < 0 ? 1 : (extent + block - 1) / block; };
-  return values + 4.0 * static_cast<double>(blocks(rows, desc.granularity.rows) * blocks(columns, desc.granularity.cols));
+  return values +
+         4.0 * static_cast<double>(blocks(rows, desc.granularity.rows) * blocks(columns, desc.granularity.cols));
 }
 
 }  // namespace

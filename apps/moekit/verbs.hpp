@@ -2,8 +2,11 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
+
+#include <moekit/kit/implementations.hpp>
 
 #include "exit_code.hpp"
 
@@ -68,6 +71,7 @@ struct BenchArgs {
   std::uint64_t seed = 1;
   std::string svg;  ///< latency picture
   bool json = false;
+  std::span<const ExpertsEntry> extra_experts;  ///< not a flag: implementations beside the built-in ones
 };
 
 struct DemoArgs {

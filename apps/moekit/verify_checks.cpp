@@ -216,7 +216,8 @@ void check_dequantised(Subjected& s, const std::string& path) {
 
 /// Codes equal; scales equal where a group has a code that is not 0.
 void check_codes(Subjected& s, const std::string& case_name, const GoldenCodes& golden) {
-  const QuantDesc& desc = golden.name.find("|mid") != std::string::npos ? s.layer.config.quant.a2 : s.layer.config.quant.a1;
+  const QuantDesc& desc =
+      golden.name.find("|mid") != std::string::npos ? s.layer.config.quant.a2 : s.layer.config.quant.a1;
   const quant::RowScheme scheme{desc.type, desc.granularity.cols,
                                 desc.type == DType::i8 && !golden.divisor_127 ? 127.5f : 127.0f};
   const std::int64_t n = golden.row.shape[1], groups = scheme.num_groups(n);

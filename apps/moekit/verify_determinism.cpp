@@ -24,8 +24,7 @@ Rows gathered(const Tensor& x, const Routing& routing, const std::vector<std::in
            Buffer(DType::f32, {M, routing.top_k()})};
   for (std::int64_t t = 0; t < M; ++t) {
     const std::int64_t from = order[static_cast<std::size_t>(t)];
-    std::memcpy(out.x.tensor.index(t).data, x.index(from).data,
-                static_cast<std::size_t>(x.shape[1] * bytes(x.dtype)));
+    std::memcpy(out.x.tensor.index(t).data, x.index(from).data, static_cast<std::size_t>(x.shape[1] * bytes(x.dtype)));
     for (std::int64_t j = 0; j < routing.top_k(); ++j) {
       out.ids.tensor.at<std::int32_t>(t, j) = routing.ids.at<std::int32_t>(from, j);
       out.weights.tensor.at<float>(t, j) = routing.weights.at<float>(from, j);
@@ -119,8 +118,7 @@ class DeterminismCheck {
   void report(const char* what, const Buffer& y) {
     Comparison found = compare(y.tensor, converted(want_.tensor, DType::f32).tensor, 0);
     found.ok = found.finite && y.bytes == want_.bytes;
-    s_.report.add(
-        Check::of(s_.label, case_.name + " " + name(level_) + ": " + what, std::string(entry_.name), found));
+    s_.report.add(Check::of(s_.label, case_.name + " " + name(level_) + ": " + what, std::string(entry_.name), found));
   }
 
   Subjected& s_;

@@ -48,7 +48,8 @@ void VerifyReport::add(const Check& check) {
     if (width(text) < to) text.append(to - width(text), ' ');
     return text;
   };
-  const std::string head = padded(check.module, 20) + "  " + padded(check.name, 30) + "  " + padded(check.impl, 16) + "  ";
+  const std::string head =
+      padded(check.module, 20) + "  " + padded(check.name, 30) + "  " + padded(check.impl, 16) + "  ";
   if (skipped)
     print("skip  " + head + check.skipped);
   else if (check.ok)

@@ -1,0 +1,124 @@
+// The parts of moekit bench: what is timed, whether it is right, how it is timed, how it is written down.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "oracle.hpp"
+#include "probe.hpp"
+#include "routing_spec.hpp"
+#include "session.hpp"
+#include "stats.hpp"
+#include "subject.hpp"
+#include "verbs.hpp"
+
+namespace moekit::cli {
+
+/// What every row of one run shares.
+struct BenchJob {
+  const BenchArgs& args;
+  SubjectLayer layer;
+  LayerConfig config;
+  WeightsSource source;
+  RoutingSpec routing;
+  Executor* executor = nullptr;
+  std::vector<std::int64_t> tokens;
+};
+
+/// The same rows for every implementation.
+struct BenchInput {
+  std::int64_t tokens = 0;
+  Buffer hidden, logits;
+  RoutingRows routing;      ///< what the layer makes of the logits, or what it is given
+  bool as_routing = false;  ///< the layer's router cannot be made to choose this: ids and weights are handed in
+  Work work;
+  LayerInput view() const;
+};
+BenchInput make_input(const BenchJob& job, std::int64_t tokens);
+
+/// One implementation with its weights packed several times, so that calls find them out of cache.
+class Contender {
+ public:
+  /// @param impl   forced name; empty = the plan's choice
+  /// @param sets   packed copies
+  Contender(const BenchJob& job, std::string impl, std::int64_t sets);
+  std::string name(std::int64_t tokens) const;  ///< implementation that runs
+  /// One call on the next copy; microseconds.
+  double call_us(const LayerInput& in, const Tensor& y);
+  void poison();
+  std::int64_t sets() const { return static_cast<std::int64_t>(layers_.size()); }
+  double bytes() const;  ///< of all copies
+  const Plan& plan() const { return layers_.front().plan(); }
+
+ private:
+  std::string impl_;
+  Executor* executor_;
+  std::vector<Layer> layers_;
+  std::unique_ptr<Workspace> workspace_;
+  std::size_t next_ = 0;
+};
+/// How many copies of one pack of `pack_bytes`, of which a call reads `hit_bytes`: ≥ max(1 GiB, 4 × last-level cache)
+/// altogether and 4 × last-level cache of those that are read, as far as half of the available memory goes.
+std::int64_t copies_needed(double pack_bytes, double hit_bytes);
+
+/// What a result is held against; made once per number of tokens.
+struct Expected {
+  std::vector<std::int64_t> rows;  ///< 32 seeded ones, the first, the last
+  OracleResult values;
+  Buffer other;  ///< all rows by another implementation; empty if there is none
+  std::string other_name;
+};
+struct Verification {
+  bool ok = false;
+  double max_rel = 0;
+  std::string failure;
+};
+/// Sampled rows against float64, every element finite, every row against another implementation.
+Verification verify_result(const Tensor& y, const Expected& expected, const LayerConfig& config);
+
+/// Samples of one row. All vectors have one entry per sample.
+struct Samples {
+  std::vector<double> us, other_us;  ///< other: the B of an A/B pair
+  std::vector<double> gbps, gflops;
+};
+/// Ceilings that go with a sample: the probes' reading, the second one times `peak_over_fma` for instructions other
+/// than f32 FMA.
+struct Probes {
+  ReadProbe* read = nullptr;
+  double peak_over_fma = 1;
+};
+Samples measure(const BenchJob& job, const BenchInput& input, const Probes& probes, Contender& a, Contender* b);
+
+struct GapResult {
+  double gap_ms = 0;
+  Summary gapped, probe;
+  double back_to_back_us = 0;
+};
+GapResult measure_gaps(const BenchJob& job, const BenchInput& input, const Probes& probes, Contender& a,
+                       double back_to_back_us);
+
+/// One finished row.
+struct BenchRow {
+  std::string impl, vs;
+  std::int64_t tokens = 0, experts_hit = 0;
+  Work work;
+  Summary time;
+  double gbps = 0, gflops = 0, floor_us = 0, frac_floor = 0;
+  bool memory_bound = true;
+  Verification verified;
+  double rotated_bytes = 0;
+  std::int64_t sets = 0;
+  bool pinned = false;
+  std::string checked_with;
+  std::optional<Summary> ratio;  ///< time of `vs` over this one's, paired
+  double ratio_p10 = 0;
+  std::optional<GapResult> gap;
+};
+BenchRow make_row(const BenchJob& job, const BenchInput& input, const Samples& samples);
+std::string bench_record(const BenchJob& job, const BenchRow& row);       ///< moekit.bench/1
+std::string bench_pair_record(const BenchJob& job, const BenchRow& row);  ///< moekit.bench.pair/1
+std::string bench_gap_record(const BenchJob& job, const BenchRow& row);   ///< moekit.bench.gap/1
+void print_bench_table(const BenchJob& job, const std::vector<BenchRow>& rows);
+std::string bench_svg(const BenchJob& job, const std::vector<BenchRow>& rows);
+
+}  // namespace moekit::cli

@@ -1,0 +1,115 @@
+// Inputs and packed weights of a benchmark.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "bench.hpp"
+#include "console.hpp"
+#include "cpu/isa.hpp"
+#include "machine.hpp"
+#include "route.hpp"
+
+namespace moekit::cli {
+namespace {
+
+bool same_sets(const Tensor& a, const Tensor& b) {
+  for (std::int64_t t = 0; t < a.shape[0]; ++t) {
+    std::vector<std::int32_t> x, y;
+    for (std::int64_t j = 0; j < a.shape[1]; ++j) {
+      x.push_back(a.at<std::int32_t>(t, j));
+      y.push_back(b.at<std::int32_t>(t, j));
+    }
+    std::sort(x.begin(), x.end());
+    std::sort(y.begin(), y.end());
+    if (x != y) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+LayerInput BenchInput::view() const {
+  LayerInput out;
+  out.hidden = hidden.tensor;
+  if (as_routing)
+    out.routing = routing.view();
+  else
+    out.logits = logits.tensor;
+  return out;
+}
+
+BenchInput make_input(const BenchJob& job, std::int64_t tokens) {
+  BenchInput out;
+  out.tokens = tokens;
+  out.hidden = generated_rows(tokens, job.config.hidden, job.config.dtype, job.args.seed + 1);
+  RoutingRows wanted = make_routing(job.routing, job.config, job.layer.index, tokens, job.args.seed + 2);
+  out.logits = logits_for(wanted.ids.tensor, job.config.num_experts, job.args.seed + 3);
+  out.routing = route_with("reference", out.logits.tensor, job.config, job.source.router);
+  if (!same_sets(out.routing.ids.tensor, wanted.ids.tensor)) {
+    out.as_routing = true;
+    out.routing = std::move(wanted);
+  }
+  out.work = work_of(job.config, out.routing.ids.tensor);
+  return out;
+}
+
+std::int64_t copies_needed(double pack_bytes, double hit_bytes) {
+  const double cache = 4.0 * static_cast<double>(std::max<std::int64_t>(cpu::caches().l3, 8 << 20));
+  const double wanted =
+      std::max(std::ceil(std::max(1073741824.0, cache) / pack_bytes), std::ceil(cache / std::max(hit_bytes, 1.0)));
+  const double in_memory = std::max(pack_bytes, 2097152.0);  // arenas come in pages of 2 MiB
+  const double possible = std::floor(0.5 * static_cast<double>(this_machine().available_bytes) / in_memory);
+  return static_cast<std::int64_t>(std::clamp(wanted, 1.0, std::max(possible, 1.0)));
+}
+
+Contender::Contender(const BenchJob& job, std::string impl, std::int64_t sets)
+    : impl_(std::move(impl)), executor_(job.executor) {
+  PlanOptions options;
+  options.max_tokens = *std::max_element(job.tokens.begin(), job.tokens.end());
+  options.determinism = determinism_from_name(job.args.determinism);
+  options.experts = impl_;
+  options.executor = executor_;
+  options.extra_experts = job.args.extra_experts;
+  const Plan plan = Plan::create(Device{}, job.config, options);
+  Progress progress("pack " + (impl_.empty() ? std::string("weights") : impl_), sets);
+  for (std::int64_t i = 0; i < sets && !interrupted(); ++i) {
+    layers_.emplace_back(plan, Weights::pack(plan, job.source));
+    progress.step();
+  }
+  if (layers_.empty()) layers_.emplace_back(plan, Weights::pack(plan, job.source));
+  workspace_ = std::make_unique<Workspace>(plan.workspace_bytes(options.max_tokens));
+  poison();
+}
+
+std::string Contender::name(std::int64_t tokens) const {
+  return impl_.empty() ? chosen_experts(plan(), tokens) : impl_;
+}
+
+double Contender::bytes() const {
+  double total = 0;
+  for (const Layer& layer : layers_) total += static_cast<double>(layer.weights().bytes());
+  return total;
+}
+
+void Contender::poison() {
+  const Bytes all = workspace_->bytes();
+  const std::size_t control = std::min(plan().control_bytes(), all.size);
+  if (all.size > control) std::memset(all.data + control, 0xff, all.size - control);
+}
+
+double Contender::call_us(const LayerInput& in, const Tensor& y) {
+  const Layer& layer = layers_[next_];
+  next_ = (next_ + 1) % layers_.size();
+  LayerOutput out;
+  out.tensor = y;
+  CallContext context;
+  context.stream.executor = executor_;
+  context.workspace = workspace_->bytes();
+  const double start = now_s();
+  const Status status = layer.forward(in, out, context);
+  const double us = (now_s() - start) * 1e6;
+  throw_if_failed(status);
+  return us;
+}
+
+}  // namespace moekit::cli
