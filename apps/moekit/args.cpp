@@ -3,6 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <moekit/version.hpp>
 
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
 #include "console.hpp"
 #include "spelling.hpp"
 #include "verbs.hpp"
@@ -12,34 +16,77 @@ namespace {
 
 constexpr const char* kSubjectHelp = "a shape such as e128k8h2048i768:bf16, or a folder with a checkpoint";
 
-/// What a verb is for, its examples, then everything else: people read the first screen.
-std::string with_examples(std::string_view purpose, std::initializer_list<std::string_view> examples) {
-  std::string out(purpose);
-  out += "\n\nExamples:\n";
-  for (const std::string_view example : examples) out += "  " + std::string(example) + "\n";
-  return out;
+/// What a verb is for, then its examples, then everything else: people read the first screen.
+class ExamplesFirst : public CLI::Formatter {
+ public:
+  void add(const CLI::App* app, std::initializer_list<const char*> examples) {
+    std::string& text = examples_[app];
+    for (const char* example : examples) text += std::string("  ") + example + "\n";
+  }
+  std::string make_description(const CLI::App* app) const override {
+    const auto found = examples_.find(app);
+    std::string out = app->get_description() + "\n";
+    if (found != examples_.end()) out += "\nExamples:\n" + found->second;
+    return out + "\n";
+  }
+
+ private:
+  std::map<const CLI::App*, std::string> examples_;
+};
+
+/// A whole number of at least `least`, with a complaint that people can read.
+CLI::Validator at_least(std::int64_t least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        char* end = nullptr;
+        const long long value = std::strtoll(text.c_str(), &end, 10);
+        if (*end == '\0' && !text.empty() && value >= least) return std::string();
+        return text + " is no whole number of at least " + std::to_string(least);
+      },
+      "");
+}
+CLI::Validator between(double least, double most) {
+  return CLI::Validator(
+      [least, most](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        if (*end == '\0' && !text.empty() && value >= least && value <= most) return std::string();
+        return text + format(" is no number from %g to %g", least, most);
+      },
+      "");
+}
+CLI::Validator one_of(const std::vector<std::string>& words) {
+  return CLI::Validator(
+      [words](const std::string& text) {
+        std::string list;
+        for (const std::string& word : words) {
+          if (word == text) return std::string();
+          list += " " + word;
+        }
+        return text + " is none of" + list;
+      },
+      "");
 }
 
 void add_device(CLI::App& verb, std::string& device) {
-  verb.add_option("--device", device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  verb.add_option("--device", device, "cpu or cuda")->type_name("cpu|cuda")->check(one_of({"cpu", "cuda"}));
 }
 void add_json(CLI::App& verb, bool& json, const char* what) { verb.add_flag("--json", json, what); }
 void add_determinism(CLI::App& verb, std::string& level) {
   verb.add_option("--determinism", level, "fast, repeatable or batch_invariant")
-      ->check(CLI::IsMember({"fast", "repeatable", "batch_invariant"}))
-      ->capture_default_str();
+      ->type_name("LEVEL")
+      ->check(one_of({"fast", "repeatable", "batch_invariant"}));
 }
 void add_threads(CLI::App& verb, int& threads) {
-  verb.add_option("--threads", threads, "0 = as many as CPU set and quota allow")
-      ->check(CLI::Range(0, 4096))
-      ->capture_default_str();
+  verb.add_option("--threads", threads, "0 = as many as CPU set and quota allow")->type_name("N")->check(at_least(0));
 }
 void add_layer(CLI::App& verb, std::optional<std::int64_t>& layer) {
-  verb.add_option("--layer", layer, "decoder layer of a checkpoint, from 0")->check(CLI::NonNegativeNumber);
+  verb.add_option("--layer", layer, "decoder layer of a checkpoint, from 0")->type_name("N")->check(at_least(0));
 }
 void add_schemes(CLI::App& verb, std::optional<std::string>& weights, std::optional<std::string>& activations) {
-  verb.add_option("--weights", weights, "scheme: f32 bf16 f16 int8 fp8_block128");
-  verb.add_option("--activations", activations, "scheme: f32 bf16 f16 int8_token (int8) fp8_group128 (fp8)");
+  verb.add_option("--weights", weights, "f32 bf16 f16 int8 fp8_block128")->type_name("SCHEME");
+  verb.add_option("--activations", activations, "f32 bf16 f16 int8_token (int8) fp8_group128 (fp8)")
+      ->type_name("SCHEME");
 }
 
 /// Records of all verbs; parse fills one of them.
@@ -53,32 +100,33 @@ struct All {
   DemoArgs demo;
 };
 
-void add_doctor(CLI::App& app, All& all) {
+void add_doctor(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb = app.add_subcommand("doctor", "What this machine is, what moekit can use of it, and what not and why");
-  verb->description(with_examples(verb->get_description(), {"moekit doctor", "moekit doctor --json"}));
+  help.add(verb, {"moekit doctor", "moekit doctor --json"});
   add_json(*verb, all.doctor.json, "one JSON object");
 }
 
-void add_inspect(CLI::App& app, All& all) {
+void add_inspect(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb = app.add_subcommand("inspect", "The MoE layers of a checkpoint, and what runs them here");
-  verb->description(with_examples(verb->get_description(), {"moekit inspect model/", "moekit inspect model/ --json"}));
-  verb->add_option("DIR", all.inspect.directory, "folder with config.json and model.safetensors")->required();
+  help.add(verb, {"moekit inspect model/", "moekit inspect model/ --json"});
+  verb->add_option("DIR", all.inspect.directory, "folder with config.json and model.safetensors")
+      ->required()
+      ->type_name("");
   add_json(*verb, all.inspect.json, "one JSON object");
 }
 
-void add_explain(CLI::App& app, All& all) {
+void add_explain(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb = app.add_subcommand("explain", "Which implementations are chosen, which are refused, and why");
-  verb->description(with_examples(verb->get_description(),
-                                  {"moekit explain e128k8h2048i768:bf16", "moekit explain model/ --layer 1 --tokens 16",
-                                   "moekit explain e8k2h4096i14336:int8 --json"}));
+  help.add(verb, {"moekit explain e128k8h2048i768:bf16", "moekit explain model/ --layer 1 --tokens 16",
+                  "moekit explain e8k2h4096i14336:int8 --json"});
   ExplainArgs& args = all.explain;
-  verb->add_option("SUBJECT", args.subject, kSubjectHelp)->required()->type_name("SHAPE|DIR");
+  verb->add_option("SHAPE|DIR", args.subject, kSubjectHelp)->required()->type_name("");
   add_layer(*verb, args.layer);
-  verb->add_option("--tokens", args.tokens, "numbers of tokens, separated by commas")
+  verb->add_option("--tokens", args.tokens, "numbers of tokens, separated by commas (1,16,512)")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  verb->add_option("--impl", args.impl, "force experts by name or glob");
+      ->type_name("N")
+      ->check(at_least(1));
+  verb->add_option("--impl", args.impl, "force experts by name")->type_name("GLOB");
   add_schemes(*verb, args.weights, args.activations);
   add_threads(*verb, args.threads);
   add_device(*verb, args.device);
@@ -86,90 +134,78 @@ void add_explain(CLI::App& app, All& all) {
   add_json(*verb, args.json, "one JSON object per number of tokens");
 }
 
-void add_run(CLI::App& app, All& all) {
+void add_run(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb = app.add_subcommand("run", "Run one MoE layer of a checkpoint, or each of them on the same rows");
-  verb->description(
-      with_examples(verb->get_description(), {"moekit run model/", "moekit run model/ --layer 1 --x x.npy --out y.npy",
-                                              "moekit run model/ --tokens 256 --routing-out routing.csv"}));
+  help.add(verb, {"moekit run model/", "moekit run model/ --layer 1 --x x.npy --out y.npy",
+                  "moekit run model/ --tokens 256 --routing-out routing.csv"});
   RunArgs& args = all.run;
-  verb->add_option("DIR", args.directory, "folder with config.json and model.safetensors")->required();
+  verb->add_option("DIR", args.directory, "folder with config.json and model.safetensors")->required()->type_name("");
   add_layer(*verb, args.layer);
-  verb->add_option("--x", args.x, "rows [M, K] as .npy (f32, f16); absent: seeded N(0,1) rows");
-  verb->add_option("--out", args.out, "write y as .npy, f32: [M, K], or [layers, M, K] for all layers");
-  verb->add_option("--routing-out", args.routing_out, "write layer,token,slot,expert,weight as CSV");
-  verb->add_option("--tokens", args.tokens, "generated rows")->check(CLI::NonNegativeNumber)->capture_default_str();
-  verb->add_option("--seed", args.seed, "of the generated rows")->capture_default_str();
-  verb->add_option("--impl", args.impl, "force experts by name or glob");
+  verb->add_option("--x", args.x, "rows [M, K] as .npy (f32, f16); absent: seeded N(0,1) rows")->type_name("PATH");
+  verb->add_option("--out", args.out, "write y as .npy, f32: [M, K], or [layers, M, K] for all layers")
+      ->type_name("PATH");
+  verb->add_option("--routing-out", args.routing_out, "write layer,token,slot,expert,weight as CSV")->type_name("PATH");
+  verb->add_option("--tokens", args.tokens, "generated rows (16)")->type_name("N")->check(at_least(0));
+  verb->add_option("--seed", args.seed, "of the generated rows")->type_name("N");
+  verb->add_option("--impl", args.impl, "force experts by name")->type_name("GLOB");
   add_threads(*verb, args.threads);
   add_device(*verb, args.device);
   add_determinism(*verb, args.determinism);
   add_json(*verb, args.json, "one JSON object per layer");
 }
 
-void add_verify(CLI::App& app, All& all) {
+void add_verify(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb = app.add_subcommand(
       "verify", "Check every implementation against known results, or against float64 where there are none");
-  verb->description(with_examples(verb->get_description(), {"moekit verify model/", "moekit verify e16k4h256i128:bf16",
-                                                            "moekit verify model/ --layer 0 --impl 'cpu.*' --json"}));
+  help.add(verb, {"moekit verify model/", "moekit verify e16k4h256i128:bf16",
+                  "moekit verify model/ --layer 0 --impl 'cpu.*' --json"});
   VerifyArgs& args = all.verify;
-  verb->add_option("SUBJECT", args.subject, kSubjectHelp)->required()->type_name("SHAPE|DIR");
+  verb->add_option("SHAPE|DIR", args.subject, kSubjectHelp)->required()->type_name("");
   add_layer(*verb, args.layer);
-  verb->add_option("--impl", args.impl, "experts implementations, a glob")->capture_default_str();
+  verb->add_option("--impl", args.impl, "experts implementations (*)")->type_name("GLOB");
   add_device(*verb, args.device);
   add_json(*verb, args.json, "one JSON object per check");
 }
 
-void add_bench(CLI::App& app, All& all) {
+void add_bench(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb =
       app.add_subcommand("bench", "Time a layer beside the floor of this machine; results are verified before printed");
-  verb->description(with_examples(
-      verb->get_description(),
-      {"moekit bench e128k8h2048i768:bf16 --tokens 1,16,512", "moekit bench model/ --layer 1 --routing zipf:1.1",
-       "moekit bench e8k2h4096i1024:bf16 --impl cpu.avx2 --vs cpu.portable",
-       "moekit bench e16k4h1024i512:bf16 --tokens 1 --gap-ms 10 --json"}));
+  help.add(verb,
+           {"moekit bench e128k8h2048i768:bf16 --tokens 1,16,512", "moekit bench model/ --layer 1 --routing zipf:1.1",
+            "moekit bench e8k2h4096i1024:bf16 --impl cpu.avx2 --vs cpu.portable",
+            "moekit bench e16k4h1024i512:bf16 --tokens 1 --gap-ms 10 --json"});
   BenchArgs& args = all.bench;
-  verb->add_option("SUBJECT", args.subject, kSubjectHelp)->required()->type_name("SHAPE|DIR");
+  verb->add_option("SHAPE|DIR", args.subject, kSubjectHelp)->required()->type_name("");
   add_layer(*verb, args.layer);
   verb->add_option("--tokens", args.tokens, "numbers of tokens, separated by commas (1,16,512)")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->type_name("N")
+      ->check(at_least(1));
   add_schemes(*verb, args.weights, args.activations);
-  verb->add_option("--impl", args.impl, "experts implementations, a glob; absent: the plan's choice");
-  verb->add_option("--vs", args.vs, "paired comparison A, B, A, B with another implementation, a glob");
-  verb->add_option("--peer", args.peer, "another library to compare with (none is built in)");
+  verb->add_option("--impl", args.impl, "experts implementations; absent: the plan's choice")->type_name("GLOB");
+  verb->add_option("--vs", args.vs, "paired comparison A, B, A, B with another implementation")->type_name("GLOB");
+  verb->add_option("--peer", args.peer, "another library to compare with (none is built in)")->type_name("NAME");
   verb->add_option("--routing", args.routing, "uniform, balanced, zipf:a, hot:n,f, single, trace:FILE")
-      ->capture_default_str();
+      ->type_name("KIND");
   add_threads(*verb, args.threads);
   add_device(*verb, args.device);
   add_determinism(*verb, args.determinism);
   verb->add_option("--gap-ms", args.gap_ms, "sleep between calls; reports the tail and the wake-up cost")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--seconds", args.seconds, "measuring time per row")
-      ->check(CLI::Range(0.01, 600.0))
-      ->capture_default_str();
-  verb->add_option("--seed", args.seed, "of rows, weights and routing")->capture_default_str();
-  verb->add_option("--svg", args.svg, "write latency against tokens as a picture");
+      ->type_name("MS")
+      ->check(between(0, 1e6));
+  verb->add_option("--seconds", args.seconds, "measuring time per row (1)")->type_name("S")->check(between(0.01, 600));
+  verb->add_option("--seed", args.seed, "of rows, weights and routing")->type_name("N");
+  verb->add_option("--svg", args.svg, "write latency against tokens as a picture")->type_name("FILE");
   add_json(*verb, args.json, "one JSON object per row");
 }
 
-void add_demo(CLI::App& app, All& all) {
+void add_demo(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb = app.add_subcommand(
       "demo",
       "Half a minute through everything: inspect, run, verify, bench and two pictures of a small trained model");
-  verb->description(
-      with_examples(verb->get_description(), {"moekit demo", "moekit demo --data model/ --out pictures/"}));
+  help.add(verb, {"moekit demo", "moekit demo --data model/ --out pictures/"});
   verb->add_option("--data", all.demo.data, "checkpoint; absent: the one that comes with the sources");
   verb->add_option("--out", all.demo.out_directory, "folder for the pictures; absent: build/demo of the source tree");
-}
-
-std::string main_description() {
-  return with_examples("moekit: a Mixture-of-Experts layer that you can link, and what it takes to trust and time it",
-                       {"moekit demo                                     half a minute through everything",
-                        "moekit doctor                                   this machine",
-                        "moekit inspect model/                           what a checkpoint holds",
-                        "moekit verify model/                            is every implementation right?",
-                        "moekit bench e128k8h2048i768:bf16 --tokens 1,16 how fast, beside the machine's floor",
-                        "moekit VERB --help                              the flags of a verb"});
 }
 
 std::vector<std::string> names_of_verbs(const CLI::App& app) {
@@ -184,6 +220,11 @@ std::vector<std::string> names_of_flags(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options())
     for (const std::string& name : option->get_lnames()) out.push_back("--" + name);
   return out;
+}
+
+std::string trimmed(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
 }
 
 Exit usage(const std::string& message, const std::string& verb) {
@@ -202,7 +243,7 @@ Exit explain_failure(const CLI::App& app, const CLI::ParseError& error, int argc
   const auto chosen = app.get_subcommands();
   const CLI::App& scope = chosen.empty() ? app : *chosen.front();
   const std::string verb = chosen.empty() ? "" : scope.get_name();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+  if (chosen.empty() || dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const std::vector<std::string> known = names_of_flags(scope);
     for (int i = 1; i < argc; ++i) {
       const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
@@ -227,20 +268,29 @@ Exit dispatch(const CLI::App& app, const All& all) {
 }  // namespace
 
 Exit run_command_line(int argc, char** argv) {
-  CLI::App app{main_description(), "moekit"};
+  CLI::App app{"moekit: a Mixture-of-Experts layer that you can link, and what it takes to trust and time it",
+               "moekit"};
+  const auto help = std::make_shared<ExamplesFirst>();
+  help->add(&app, {"moekit demo                                      half a minute through everything",
+                   "moekit doctor                                    this machine",
+                   "moekit inspect model/                            what a checkpoint holds",
+                   "moekit verify model/                             is every implementation right?",
+                   "moekit bench e128k8h2048i768:bf16 --tokens 1,16  how fast, beside the machine's floor",
+                   "moekit VERB --help                               the flags of a verb"});
+  app.formatter(help);
   All all;
   app.set_version_flag("--version", std::string("moekit ") + version());
   app.require_subcommand(1);
-  add_doctor(app, all);
-  add_inspect(app, all);
-  add_explain(app, all);
-  add_run(app, all);
-  add_verify(app, all);
-  add_bench(app, all);
-  add_demo(app, all);
+  add_doctor(app, all, *help);
+  add_inspect(app, all, *help);
+  add_explain(app, all, *help);
+  add_run(app, all, *help);
+  add_verify(app, all, *help);
+  add_bench(app, all, *help);
+  add_demo(app, all, *help);
 
   if (argc < 2) {
-    talk(app.help());
+    talk(trimmed(app.help()));
     return Exit::usage;
   }
   const std::string first = argv[1];
@@ -257,7 +307,7 @@ Exit run_command_line(int argc, char** argv) {
     if (app.count("--version") > 0)
       print(std::string("moekit ") + version());
     else
-      print(chosen.empty() ? app.help() : chosen.front()->help("moekit"));
+      print(trimmed(chosen.empty() ? app.help() : chosen.front()->help("moekit")));
     return Exit::ok;
   } catch (const CLI::ParseError& error) {
     return explain_failure(app, error, argc, argv);
