@@ -72,12 +72,14 @@ void add_device(CLI::App& verb, std::string& device) {
   verb.add_option("--device", device, "cpu or cuda")->type_name("cpu|cuda")->check(one_of({"cpu", "cuda"}));
 }
 void add_json(CLI::App& verb, bool& json, const char* what) { verb.add_flag("--json", json, what); }
-void add_determinism(CLI::App& verb, std::string& level) {
+template <class Level>
+void add_determinism(CLI::App& verb, Level& level) {
   verb.add_option("--determinism", level, "fast, repeatable or batch_invariant")
       ->type_name("LEVEL")
       ->check(one_of({"fast", "repeatable", "batch_invariant"}));
 }
-void add_threads(CLI::App& verb, int& threads) {
+template <class Threads>
+void add_threads(CLI::App& verb, Threads& threads) {
   verb.add_option("--threads", threads, "0 = as many as CPU set and quota allow")->type_name("N")->check(at_least(0));
 }
 void add_layer(CLI::App& verb, std::optional<std::int64_t>& layer) {

@@ -40,10 +40,10 @@ std::vector<std::string> names_for(const BenchArgs& args, const std::string& fla
 }
 
 BenchJob make_job(const BenchArgs& args, const Subject& subject) {
-  BenchJob job{args, subject.layer(args.layer), {}, {}, parse_routing(args.routing), nullptr, {}};
+  BenchJob job{args, subject.layer(args.layer), {}, {}, parse_routing(args.routing.value_or("uniform")), nullptr, {}};
   job.config = with_schemes(job.layer.config, args.weights, args.activations);
   job.source = subject.source(job.layer, job.config, args.seed);
-  job.executor = &executor_for(args.threads);
+  job.executor = &executor_for(args.threads.value_or(0));
   job.tokens = args.tokens ? *args.tokens : std::vector<std::int64_t>{1, 16, 512};
   return job;
 }
@@ -235,8 +235,15 @@ Exit run_bench(const BenchArgs& args) {
   if (args.peer)
     throw Error(StatusCode::unsupported, "[bench] no peer is built in, so not " + *args.peer, "leave --peer out");
   const Subject subject = Subject::open(args.subject);
+  BenchArgs all = args;
+  subject.fill("tokens", all.tokens);
+  subject.fill("impl", all.impl);
+  subject.fill("vs", all.vs);
+  subject.fill("routing", all.routing);
+  subject.fill("determinism", all.determinism);
+  subject.fill("threads", all.threads);
   install_interrupt_handler();
-  return Bench(args, subject).run();
+  return Bench(all, subject).run();
 }
 
 }  // namespace moekit::cli

@@ -27,7 +27,7 @@ std::string bench_record(const BenchJob& job, const BenchRow& row) {
       .set("device", "cpu")
       .set("threads", job.executor->concurrency())
       .set("routing", job.routing.text)
-      .set("determinism", job.args.determinism)
+      .set("determinism", job.args.determinism.value_or("fast"))
       .set("experts_hit", row.experts_hit)
       .set("median_us", row.time.median)
       .set("min_us", row.time.min)
@@ -83,7 +83,7 @@ void print_bench_table(const BenchJob& job, const std::vector<BenchRow>& rows) {
   if (rows.empty()) return;
   print(format("%s, %s activations, %s routing, %d threads%s, %s\n", shape_string(job.config).c_str(),
                activations_scheme(job.config.quant).c_str(), job.routing.text.c_str(), job.executor->concurrency(),
-               rows.front().pinned ? " (pinned)" : "", job.args.determinism.c_str()));
+               rows.front().pinned ? " (pinned)" : "", job.args.determinism.value_or("fast").c_str()));
   Table table({"tokens", "impl", "median", "min", "p90", "p99", "floor", "of floor", "bound by", "experts hit", "GB/s",
                "GFLOP/s", "error"});
   for (const BenchRow& row : rows)

@@ -66,7 +66,7 @@ Contender::Contender(const BenchJob& job, std::string impl, std::int64_t sets)
     : impl_(std::move(impl)), executor_(job.executor) {
   PlanOptions options;
   options.max_tokens = *std::max_element(job.tokens.begin(), job.tokens.end());
-  options.determinism = determinism_from_name(job.args.determinism);
+  options.determinism = determinism_from_name(job.args.determinism.value_or("fast"));
   options.experts = impl_;
   options.executor = executor_;
   options.extra_experts = job.args.extra_experts;

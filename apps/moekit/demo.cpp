@@ -48,13 +48,13 @@ void heading(int number, const std::string& title, const std::string& what) {
 
 /// Where each layer sends real text (or generated rows, if the folder has no recorded inputs).
 void draw_experts(const Subject& subject, const std::string& path) {
-  const std::optional<Golden> golden = Golden::open(subject.text());
+  const std::optional<io::Golden> golden = open_golden(subject);
   std::vector<LayerLoad> loads;
   std::int64_t rows = 0;
   double busiest = 0;
   for (const SubjectLayer& layer : subject.layers()) {
     const WeightsSource source = subject.source(layer, layer.config, 1);
-    const std::vector<GoldenCase> cases = golden ? golden->cases(layer) : std::vector<GoldenCase>{};
+    const std::vector<io::GoldenCase> cases = golden ? golden_cases(*golden, layer) : std::vector<io::GoldenCase>{};
     const Buffer made = generated_rows(cases.empty() ? 2048 : 0, layer.config.hidden, DType::f32, 1);
     const Tensor in = cases.empty() ? made.tensor : cases.back().in;
     const Buffer logits = router_logits(in, source.router, layer.config.num_experts);

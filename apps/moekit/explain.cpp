@@ -46,19 +46,24 @@ Json record(const LayerConfig& config, const Plan& plan, const SubjectLayer& lay
 
 }  // namespace
 
-Exit run_explain(const ExplainArgs& args) {
+Exit run_explain(const ExplainArgs& given) {
+  ExplainArgs args = given;
   const Device device = device_from_name(args.device);
   const Subject subject = Subject::open(args.subject);
+  subject.fill("tokens", args.tokens);
+  subject.fill("determinism", args.determinism);
+  subject.fill("threads", args.threads);
+  const std::vector<std::int64_t> all_tokens = args.tokens.value_or(std::vector<std::int64_t>{1, 16, 512});
   const SubjectLayer layer = subject.layer(args.layer);
   const LayerConfig config = with_schemes(layer.config, args.weights, args.activations);
   PlanOptions options;
-  options.max_tokens = *std::max_element(args.tokens.begin(), args.tokens.end());
-  options.determinism = determinism_from_name(args.determinism);
+  options.max_tokens = *std::max_element(all_tokens.begin(), all_tokens.end());
+  options.determinism = determinism_from_name(args.determinism.value_or("fast"));
   options.experts = args.impl;
-  options.executor = &executor_for(args.threads);
+  options.executor = &executor_for(args.threads.value_or(0));
   const Plan plan = Plan::create(device, config, options);
   bool first = true;
-  for (const std::int64_t tokens : args.tokens) {
+  for (const std::int64_t tokens : all_tokens) {
     if (args.json) {
       print(record(config, plan, layer, tokens).dump());
       continue;

@@ -1,9 +1,6 @@
 #include "golden.hpp"
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
-#include <map>
 
 #include "console.hpp"
 #include "route.hpp"
@@ -11,156 +8,103 @@
 namespace moekit::cli {
 namespace {
 
-using Named = std::map<std::string, Tensor>;  // "router0" → tensor
-
-[[noreturn]] void bad(const std::string& what) {
-  throw Error(StatusCode::bad_file, "[golden] golden.safetensors: " + what, "keys are MODULE|M<rows>|<what>");
+[[noreturn]] void bad(const io::GoldenCase& of, const std::string& what) {
+  throw Error(StatusCode::bad_file, "[golden] golden.safetensors: " + of.module + " " + of.name + ": " + what,
+              "the file must belong to the checkpoint beside it");
 }
 
-/// "model.layers.0.mlp|M37|out" → {"M37", "out"} if the module is the layer's; "layers.0.mlp.out" → {"", "out"}.
-bool split(const std::string& key, const SubjectLayer& layer, std::string& name, std::string& what) {
-  const std::string prefix = layer.module + "|";
-  if (key.rfind(prefix, 0) == 0) {
-    const std::size_t bar = key.find('|', prefix.size());
-    if (bar == std::string::npos) return false;
-    name = key.substr(prefix.size(), bar - prefix.size());
-    what = key.substr(bar + 1);
-    return true;
-  }
-  const std::string plain = "layers." + std::to_string(layer.index) + ".mlp.";
-  if (key.rfind(plain, 0) != 0) return false;
-  name.clear();
-  what = key.substr(plain.size());
-  return true;
+void check_columns(const io::GoldenCase& of, const char* name, const Tensor& t, std::int64_t columns) {
+  if (t.present() && t.shape[1] != columns)
+    bad(of,
+        format("%s must have %lld columns, got %s", name, static_cast<long long>(columns), shape_string(t).c_str()));
 }
 
-bool mostly_zero(const Tensor& t) {
-  std::int64_t zeros = 0;
-  for (std::int64_t i = 0; i < t.numel(); ++i) zeros += t.as<float>()[i] == 0.0f;
-  return 2 * zeros > t.numel();
-}
-
-Tensor checked(const Named& named, const std::string& what, std::int64_t rows, std::int64_t columns,
-               std::initializer_list<DType> types) {
-  const auto found = named.find(what);
-  if (found == named.end()) return {};
-  const Tensor& t = found->second;
-  if (t.rank != 2 || t.shape[0] != rows || t.shape[1] != columns)
-    bad(what + " must be [" + std::to_string(rows) + ", " + std::to_string(columns) + "], got " + shape_string(t));
-  if (std::find(types.begin(), types.end(), t.dtype) == types.end()) bad(what + " has type " + name(t.dtype));
-  return t;
-}
-
-/// The tensors that a router module returned, in whatever order its family has.
-void sort_router(const Named& named, const SubjectLayer& layer, std::int64_t rows, GoldenCase& out) {
-  const std::int64_t E = layer.config.num_experts, k = layer.config.top_k;
-  for (const char* key : {"router0", "router1", "router2"}) {
-    const auto found = named.find(key);
-    if (found == named.end()) continue;
-    if (found->second.dtype == DType::i64) {
-      out.ids = checked(named, key, rows, k, {DType::i64});
-    } else if (found->second.rank == 2 && found->second.shape[1] == k && k != E) {
-      out.weights = checked(named, key, rows, k, {DType::f32});
-    } else {
-      const Tensor t = checked(named, key, rows, E, {DType::f32});
-      (mostly_zero(t) ? out.scores : out.logits) = t;
-    }
-  }
-}
-
-void collect_codes(const Named& named, const Tensor& in, GoldenCase& out) {
-  for (const auto& [what, tensor] : named) {
-    const bool input = what.size() > 5 && what.compare(what.size() - 5, 5, "|in_q") == 0;
-    const bool middle = what.size() > 6 && what.compare(what.size() - 6, 6, "|mid_q") == 0;
-    if (!input && !middle) continue;
-    const std::string base = what.substr(0, what.size() - 2);
-    const auto scale = named.find(base + "_scale");
-    const auto row = input ? named.end() : named.find(base);
-    if (scale == named.end() || (middle && row == named.end())) bad(what + " has no scale or no row");
-    out.codes.push_back({base, input ? in : row->second, tensor, scale->second, what.rfind("actq_127", 0) == 0});
-  }
-}
-
-GoldenCase make_case(const std::string& name, const Named& named, const SubjectLayer& layer) {
-  GoldenCase out;
-  const auto in = named.find("in");
-  if (in == named.end()) bad(layer.module + " has no \"in\"");
-  const std::int64_t rows = in->second.rows(), K = layer.config.hidden;
-  const std::int64_t E = layer.config.num_experts, k = layer.config.top_k;
-  out.name = name.empty() ? "M" + std::to_string(rows) : name;
-  out.in = checked(named, "in", rows, K, {DType::f32});
-  out.out = checked(named, "out", rows, K, {DType::f32, DType::f64});
-  if (!out.out.present()) bad(layer.module + " has no \"out\"");
-  out.out_actq = checked(named, "out_actq", rows, K, {DType::f64});
-  out.out_actq_127 = checked(named, "out_actq_127", rows, K, {DType::f64});
-  sort_router(named, layer, rows, out);
-  if (const Tensor t = checked(named, "router_logits", rows, E, {DType::f32}); t.present()) out.logits = t;
-  if (const Tensor t = checked(named, "topk_ids", rows, k, {DType::i64}); t.present()) out.ids = t;
-  if (const Tensor t = checked(named, "topk_weights", rows, k, {DType::f32}); t.present()) out.weights = t;
-  collect_codes(named, out.in, out);
-  return out;
-}
-
-RoutingRows from_scores(const Tensor& scores, std::int64_t top_k) {
+RoutingRows from_scores(const io::GoldenCase& of, std::int64_t top_k) {
+  const Tensor& scores = of.scores;
   RoutingRows out{Buffer(DType::i32, {scores.shape[0], top_k}), Buffer(DType::f32, {scores.shape[0], top_k})};
   for (std::int64_t t = 0; t < scores.shape[0]; ++t) {
     std::int64_t j = 0;
     for (std::int64_t e = 0; e < scores.shape[1]; ++e) {
       if (scores.at<float>(t, e) == 0.0f) continue;
-      if (j == top_k) bad("a row of router scores has more than " + std::to_string(top_k) + " experts");
-      out.ids.tensor.at<std::int32_t>(t, j) = static_cast<std::int32_t>(e);
-      out.weights.tensor.at<float>(t, j++) = scores.at<float>(t, e);
+      if (j < top_k) {
+        out.ids.tensor.at<std::int32_t>(t, j) = static_cast<std::int32_t>(e);
+        out.weights.tensor.at<float>(t, j) = scores.at<float>(t, e);
+      }
+      ++j;
     }
-    if (j != top_k) bad("a row of router scores has " + std::to_string(j) + " experts");
+    if (j != top_k)
+      bad(of, format("row %lld has %lld experts with a score, not %lld", static_cast<long long>(t),
+                     static_cast<long long>(j), static_cast<long long>(top_k)));
   }
   return out;
 }
 
 /// What the reference router (f64) makes of the file's logits, which include the logit bias.
-RoutingRows from_logits(const Tensor& logits, const SubjectLayer& layer, const RouterTensors& tensors) {
+RoutingRows from_logits(const io::GoldenCase& of, const SubjectLayer& layer, const RouterTensors& tensors) {
+  if (!of.logits.present()) bad(of, "has neither ids nor logits nor scores");
   LayerConfig config = layer.config;
   config.router.logit_bias = false;
-  return route_with("reference", logits, config, tensors);
+  return route_with("reference", of.logits, config, tensors);
 }
 
 }  // namespace
 
-std::optional<Golden> Golden::open(const std::string& directory) {
-  const std::string path = directory + "/golden.safetensors";
+std::optional<io::Golden> open_golden(const Subject& subject) {
+  if (subject.checkpoint() == nullptr) return std::nullopt;
+  const std::string path = subject.text() + "/golden.safetensors";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return std::nullopt;
-  Golden out;
-  out.file_ = std::make_shared<const io::SafetensorsFile>(path);
-  return out;
+  return io::Golden(path, subject.checkpoint()->model_type());
 }
 
-std::vector<GoldenCase> Golden::cases(const SubjectLayer& layer) const {
-  std::map<std::string, Named> by_name;
-  for (const io::StoredTensor& stored : file_->tensors()) {
-    std::string name, what;
-    if (!split(stored.name, layer, name, what)) continue;
-    by_name[name][what] = stored.view();
+std::vector<io::GoldenCase> golden_cases(const io::Golden& golden, const SubjectLayer& layer) {
+  std::vector<io::GoldenCase> out;
+  const std::int64_t K = layer.config.hidden, E = layer.config.num_experts, k = layer.config.top_k;
+  for (const io::GoldenCase& one : golden.cases()) {
+    if (one.layer != layer.index) continue;
+    for (const Tensor* rows : {&one.in, &one.out, &one.out_actq, &one.out_actq_127})
+      check_columns(one, "rows", *rows, K);
+    check_columns(one, "logits", one.logits, E);
+    check_columns(one, "scores", one.scores, E);
+    check_columns(one, "ids", one.ids, k);
+    check_columns(one, "weights", one.weights, k);
+    out.push_back(one);
   }
-  std::vector<GoldenCase> out;
-  for (const auto& [name, named] : by_name) out.push_back(make_case(name, named, layer));
-  std::sort(out.begin(), out.end(), [](const GoldenCase& a, const GoldenCase& b) { return a.in.rows() < b.in.rows(); });
   return out;
 }
 
-RoutingRows Golden::routing(const GoldenCase& golden, const SubjectLayer& layer, const RouterTensors& tensors) const {
-  const std::int64_t k = layer.config.top_k;
-  if (!golden.ids.present())
-    return golden.scores.present() ? from_scores(golden.scores, k) : from_logits(golden.logits, layer, tensors);
-  if (!golden.weights.present()) bad(layer.module + " has ids but no weights");
-  const std::int64_t M = golden.in.rows();
+RoutingRows golden_routing(const io::GoldenCase& of, const SubjectLayer& layer, const RouterTensors& tensors) {
+  const std::int64_t k = layer.config.top_k, M = of.in.shape[0];
+  if (!of.ids.present()) return of.scores.present() ? from_scores(of, k) : from_logits(of, layer, tensors);
+  if (!of.weights.present()) bad(of, "has ids but no weights");
   RoutingRows out{Buffer(DType::i32, {M, k}), Buffer(DType::f32, {M, k})};
   for (std::int64_t t = 0; t < M; ++t)
     for (std::int64_t j = 0; j < k; ++j) {
-      const std::int64_t e = golden.ids.at<std::int64_t>(t, j);
-      if (e < 0 || e >= layer.config.num_experts) bad("an expert id of " + std::to_string(e));
+      const std::int64_t e = of.ids.at<std::int64_t>(t, j);
+      if (e < 0 || e >= layer.config.num_experts) bad(of, "expert id " + std::to_string(e));
       out.ids.tensor.at<std::int32_t>(t, j) = static_cast<std::int32_t>(e);
-      out.weights.tensor.at<float>(t, j) = golden.weights.at<float>(t, j);
+      out.weights.tensor.at<float>(t, j) = of.weights.at<float>(t, j);
     }
+  return out;
+}
+
+std::vector<GoldenCodes> golden_codes(const io::Golden& golden, const io::GoldenCase& of) {
+  std::vector<GoldenCodes> out;
+  const std::string prefix = of.module + "|" + of.name + "|";
+  for (const io::StoredTensor& stored : golden.file().tensors()) {
+    if (!stored.name.starts_with(prefix + "actq")) continue;
+    const std::string what = stored.name.substr(prefix.size());
+    const bool input = what.ends_with("|in_q"), middle = what.ends_with("|mid_q");
+    if (!input && !middle) continue;
+    const std::string base = what.substr(0, what.size() - 2);
+    const Tensor row = input ? of.in : golden.file().get(prefix + base).view();
+    out.push_back(
+        {base, row, stored.view(), golden.file().get(prefix + base + "_scale").view(), what.starts_with("actq_127")});
+    const GoldenCodes& added = out.back();
+    if (added.codes.rank != 2 || row.rank != 2 || added.codes.shape[1] != row.shape[1] || row.dtype != DType::f32 ||
+        bits(added.codes.dtype) != 8 || added.scales.dtype != DType::f32)
+      bad(of, what + " does not fit its row");
+  }
   return out;
 }
 

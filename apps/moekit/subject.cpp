@@ -1,11 +1,14 @@
 #include "subject.hpp"
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 
 #include "console.hpp"
 #include "exit_code.hpp"
 #include "generate.hpp"
 #include "shapes.hpp"
+#include "spelling.hpp"
 
 namespace moekit::cli {
 namespace {
@@ -46,6 +49,15 @@ Subject Subject::open(const std::string& text) {
     throw Error(status);
   }
   out.shape_ = parsed.config;
+  out.settings_ = parsed.settings;
+  const std::vector<std::string> known{"tokens",  "weights",     "activations", "impl",  "vs",  "device",
+                                       "routing", "determinism", "threads",     "layer", "peer"};
+  for (const auto& [key, value] : out.settings_)
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      const std::string best = nearest(key, known);
+      throw UsageError("shape " + text + ": unknown setting " + key +
+                       (best.empty() ? std::string() : "; did you mean " + best + "?"));
+    }
   return out;
 }
 
@@ -83,6 +95,35 @@ LayerConfig with_float_type(LayerConfig config, DType type) {
   if (is_float(config.quant.w1.type)) config.quant.w1.type = config.quant.w2.type = type;
   config.quant.a1 = config.quant.a2 = {type, {}};
   return config;
+}
+
+void Subject::fill(const char* key, std::optional<std::string>& flag) const {
+  const auto found = settings_.find(key);
+  if (!flag && found != settings_.end()) flag = found->second;
+}
+
+void Subject::fill(const char* key, std::optional<std::vector<std::int64_t>>& flag) const {
+  const auto found = settings_.find(key);
+  if (flag || found == settings_.end()) return;
+  flag.emplace();
+  for (std::size_t begin = 0; begin <= found->second.size();) {
+    const std::size_t end = std::min(found->second.find(',', begin), found->second.size());
+    const std::string piece = found->second.substr(begin, end - begin);
+    char* stop = nullptr;
+    const long long value = std::strtoll(piece.c_str(), &stop, 10);
+    if (piece.empty() || *stop != '\0' || value < 1)
+      throw UsageError(text_ + ": " + key + "=" + found->second + " is no list of whole numbers of at least 1");
+    flag->push_back(value);
+    begin = end + 1;
+  }
+}
+
+void Subject::fill(const char* key, std::optional<int>& flag) const {
+  std::optional<std::vector<std::int64_t>> list;
+  if (flag) return;
+  fill(key, list);
+  if (list && list->size() != 1) throw UsageError(text_ + ": " + key + " takes one number");
+  if (list) flag = static_cast<int>(std::min<std::int64_t>(list->front(), 4096));
 }
 
 namespace {

@@ -32,8 +32,12 @@ class Subject {
   SubjectLayer layer(std::optional<std::int64_t> wanted) const { return layers(wanted).front(); }
   /// Its weights: of the checkpoint, or seeded ones of `config` for a shape.
   WeightsSource source(const SubjectLayer& layer, const LayerConfig& config, std::uint64_t seed) const;
-  /// What stands after @ in a shape string: flags of bench.
+  /// What stands after @ in a shape string: the long flags of bench without their dashes.
   const std::map<std::string, std::string>& settings() const { return settings_; }
+  /// Fills a flag that the command line left open from the setting of that name.
+  void fill(const char* key, std::optional<std::string>& flag) const;
+  void fill(const char* key, std::optional<int>& flag) const;
+  void fill(const char* key, std::optional<std::vector<std::int64_t>>& flag) const;
 
  private:
   std::string text_;

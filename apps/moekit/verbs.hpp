@@ -22,14 +22,14 @@ struct InspectArgs {
 };
 
 struct ExplainArgs {
-  std::string subject;                ///< SHAPE or DIR
-  std::optional<std::int64_t> layer;  ///< decoder layer of DIR
-  std::vector<std::int64_t> tokens{1, 16, 512};
+  std::string subject;                              ///< SHAPE or DIR
+  std::optional<std::int64_t> layer;                ///< decoder layer of DIR
+  std::optional<std::vector<std::int64_t>> tokens;  ///< absent: 1, 16, 512
   std::string device = "cpu";
-  std::string determinism = "fast";
   std::string impl;  ///< force by glob
   std::optional<std::string> weights, activations;
-  int threads = 0;
+  std::optional<std::string> determinism;
+  std::optional<int> threads;
   bool json = false;
 };
 
@@ -63,9 +63,9 @@ struct BenchArgs {
   std::optional<std::string> vs;    ///< glob; paired A/B
   std::optional<std::string> peer;
   std::string device = "cpu";
-  std::string routing = "uniform";
-  std::string determinism = "fast";
-  int threads = 0;
+  std::optional<std::string> routing;      ///< absent: uniform
+  std::optional<std::string> determinism;  ///< absent: fast
+  std::optional<int> threads;
   double gap_ms = -1;    ///< ≥ 0: sleep between calls, report the tail and the wake-up cost
   double seconds = 1.0;  ///< measuring time per row
   std::uint64_t seed = 1;

@@ -39,18 +39,18 @@ std::vector<const ExpertsEntry*> runnable(const std::vector<const ExpertsEntry*>
   return out;
 }
 
-void verify_golden(Subjected& s, const Subject& subject, const Golden& golden) {
-  const std::vector<GoldenCase> cases = golden.cases(s.layer);
+void verify_golden(Subjected& s, const Subject& subject, const io::Golden& golden) {
+  const std::vector<io::GoldenCase> cases = golden_cases(golden, s.layer);
   if (cases.empty()) {
     s.report.add(Check::skip(s.label, "golden", "-", "golden.safetensors has no rows of this module"));
     return;
   }
-  check_golden_codes(s, subject.text(), cases);
-  for (const GoldenCase& one : cases) {
-    const RoutingRows routing = golden.routing(one, s.layer, s.source.router);
+  check_golden_codes(s, subject.text(), golden, cases);
+  for (const io::GoldenCase& one : cases) {
+    const RoutingRows routing = golden_routing(one, s.layer, s.source.router);
     const CaseRows rows{one.name, one.in, routing.view()};
     check_routers(s, rows, one.logits);
-    check_golden_experts(s, one, rows);
+    check_golden_experts(s, golden, one, rows);
     if (&one != &cases.back()) continue;
     const std::int64_t n = std::min<std::int64_t>(one.in.rows(), 37);
     check_determinism(s, {"M" + std::to_string(n), one.in.slice_rows(0, n), routing.view().slice_rows(0, n)});
@@ -58,15 +58,19 @@ void verify_golden(Subjected& s, const Subject& subject, const Golden& golden) {
 }
 
 /// Generated rows. With a router matrix its own choice, else a seeded uniform one.
-void verify_generated(Subjected& s) {
+void verify_generated(Subjected& s, const Subject& subject) {
   const LayerConfig& config = s.layer.config;
-  for (const std::int64_t M : {std::int64_t{1}, std::int64_t{37}}) {
+  std::optional<std::vector<std::int64_t>> tokens;
+  std::optional<std::string> spec;
+  subject.fill("tokens", tokens);
+  subject.fill("routing", spec);
+  for (const std::int64_t M : tokens.value_or(std::vector<std::int64_t>{1, 37})) {
     const Buffer x = generated_rows(M, config.hidden, DType::f32, 11 + static_cast<std::uint64_t>(M));
     Buffer logits;
     if (s.source.router.weight.present()) {
       logits = router_logits(x.tensor, s.source.router, config.num_experts);
     } else {
-      const RoutingRows wanted = make_routing(parse_routing("uniform"), config, 0, M, 5);
+      const RoutingRows wanted = make_routing(parse_routing(spec.value_or("uniform")), config, 0, M, 5);
       logits = logits_for(wanted.ids.tensor, config.num_experts, 7);
     }
     const RoutingRows routing = route_with("reference", logits.tensor, config, s.source.router);
@@ -85,8 +89,7 @@ Exit run_verify(const VerifyArgs& args) {
   const std::vector<const ExpertsEntry*> wanted = matching(args.impl);
   const Subject subject = Subject::open(args.subject);
   const std::vector<SubjectLayer> layers = subject.layers(args.layer);
-  std::optional<Golden> golden;
-  if (subject.checkpoint() != nullptr) golden = Golden::open(subject.text());
+  const std::optional<io::Golden> golden = open_golden(subject);
   VerifyReport report(args.json);
   const std::vector<const ExpertsEntry*> entries = runnable(wanted, report);
   {
@@ -97,7 +100,7 @@ Exit run_verify(const VerifyArgs& args) {
       if (golden)
         verify_golden(s, subject, *golden);
       else
-        verify_generated(s);
+        verify_generated(s, subject);
       progress.step(s.label);
     }
   }

@@ -94,29 +94,29 @@ struct Form {
   double tol, rms_tol;
 };
 
-std::vector<Form> forms_of(const GoldenCase& golden, const LayerConfig& stored) {
+std::vector<Form> forms_of(const io::Golden& golden, const io::GoldenCase& of, const LayerConfig& stored) {
+  const io::GoldenTolerances& tol = golden.tolerances();
   const LayerConfig f32 = with_float_type(stored, DType::f32);
   if (!stored.quant.weights_quantised())
-    return {{"experts f32", f32, golden.out, 1e-5, 0},
-            {"experts bf16", with_float_type(stored, DType::bf16), golden.out, 2e-2, 1e-2}};
-  std::vector<Form> out{{"experts, activations f32", f32, golden.out, 2e-6, 0}};
-  auto quantised = [&](const char* name, DType dtype, float divisor, const Tensor& want) {
+    return {{"experts f32", f32, of.out, tol.f32, 0},
+            {"experts bf16", with_float_type(stored, DType::bf16), of.out, tol.bf16, tol.bf16_rms}};
+  std::vector<Form> out{{"experts, activations f32", f32, of.out, tol.f32, 0}};
+  auto quantised = [&](const std::string& name, DType dtype, float divisor, const Tensor& want) {
     if (!want.present()) return;
     LayerConfig config = stored;
     config.dtype = dtype;
     config.quant.int8_divisor = divisor;
-    // bf16: the expert outputs and the sum are rounded once each, 2⁻⁹ of what they are
-    out.push_back({std::string("experts, ") + name, config, want, dtype == DType::f32 ? 1e-5 : 3 * 0x1p-9, 0});
+    // bf16 rows are exact in these files; each expert's output and the sum are rounded once, 2⁻⁹ of what they are
+    out.push_back({"experts, " + name, config, want, dtype == DType::f32 ? tol.actq : 3 * 0x1p-9, 0});
   };
   const std::string scheme = activations_scheme(stored.quant);
-  const bool int8 = stored.quant.a1.type == DType::i8;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::string rows = std::string(", rows ") + name(dtype);
-    if (int8) {
-      quantised((scheme + " /127" + rows).c_str(), dtype, 127.0f, golden.out_actq_127);
-      quantised((scheme + " /127.5" + rows).c_str(), dtype, 127.5f, golden.out_actq);
+    if (stored.quant.a1.type == DType::i8) {
+      quantised(scheme + " /127" + rows, dtype, 127.0f, of.out_actq_127);
+      quantised(scheme + " /127.5" + rows, dtype, 127.5f, of.out_actq);
     } else {
-      quantised((scheme + rows).c_str(), dtype, 127.0f, golden.out_actq);
+      quantised(scheme + rows, dtype, 127.0f, of.out_actq);
     }
   }
   return out;
@@ -140,8 +140,8 @@ void check_routers(Subjected& s, const CaseRows& rows, const Tensor& logits) {
   if (logits.present() && largest_of(logits) > 0) check_logits(s, rows, mine, logits);
 }
 
-void check_golden_experts(Subjected& s, const GoldenCase& golden, const CaseRows& rows) {
-  for (const Form& form : forms_of(golden, s.layer.config)) {
+void check_golden_experts(Subjected& s, const io::Golden& golden, const io::GoldenCase& of, const CaseRows& rows) {
+  for (const Form& form : forms_of(golden, of, s.layer.config)) {
     for (const ExpertsEntry* entry : s.experts) {
       const std::string name(entry->name), what = rows.name + " " + form.name;
       Buffer y;
@@ -242,11 +242,12 @@ void check_codes(Subjected& s, const std::string& case_name, const GoldenCodes& 
 
 }  // namespace
 
-void check_golden_codes(Subjected& s, const std::string& directory, const std::vector<GoldenCase>& cases) {
+void check_golden_codes(Subjected& s, const std::string& directory, const io::Golden& golden,
+                        const std::vector<io::GoldenCase>& cases) {
   const std::string path = directory + "/dequant_hash.json";
   if (s.layer.config.quant.weights_quantised() && std::ifstream(path).good()) check_dequantised(s, path);
-  for (const GoldenCase& golden : cases)
-    for (const GoldenCodes& codes : golden.codes) check_codes(s, golden.name, codes);
+  for (const io::GoldenCase& of : cases)
+    for (const GoldenCodes& codes : golden_codes(golden, of)) check_codes(s, of.name, codes);
 }
 
 }  // namespace moekit::cli

@@ -29,9 +29,10 @@ struct CaseRows {
 /// Router matrix, then every router of the list, on `in`: ids as sets, weights by id. `logits` may be absent.
 void check_routers(Subjected& s, const CaseRows& rows, const Tensor& logits);
 /// Every implementation, with the ids given, in every form of the layer that the file has a result for.
-void check_golden_experts(Subjected& s, const GoldenCase& golden, const CaseRows& rows);
+void check_golden_experts(Subjected& s, const io::Golden& golden, const io::GoldenCase& of, const CaseRows& rows);
 /// Dequantised weights against dequant_hash.json, quantised activations against the file's codes.
-void check_golden_codes(Subjected& s, const std::string& directory, const std::vector<GoldenCase>& cases);
+void check_golden_codes(Subjected& s, const std::string& directory, const io::Golden& golden,
+                        const std::vector<io::GoldenCase>& cases);
 /// Every implementation against float64, on rows without a published result.
 void check_against_oracle(Subjected& s, const CaseRows& rows);
 /// Repeat, permute, pad, split, other thread counts: the bits that each implementation's declared level promises.
