@@ -112,7 +112,7 @@ class Bench {
       talk("this layer's router cannot be made to choose that routing: ids and weights are handed in");
     const std::int64_t span = std::max<std::int64_t>(std::int64_t{256} << 20, 4 * cpu::caches().l3);
     read_.emplace(*job_.executor, span, std::int64_t{32} << 20);
-    probes_ = {&*read_, peak_over_fma()};
+    probes_ = calibrated();
     judge_.emplace(job_, inputs_);
   }
 
@@ -139,14 +139,19 @@ class Bench {
   }
 
  private:
-  /// f32 FMA is what the probe measures; other dot instructions have another peak at the same clock.
-  double peak_over_fma() const {
-    const Ceilings c = cpu::plan_ceilings(job_.executor->concurrency());
-    if (c.f32_gflops <= 0) return 1;
-    if (job_.config.quant.a1.type == DType::i8 && c.int8_gops > 0) return c.int8_gops / c.f32_gflops;
-    if (job_.config.quant.w1.type == DType::bf16 && c.bf16_dot_gflops > c.f32_gflops)
-      return c.bf16_dot_gflops / c.f32_gflops;
-    return 1;
+  /// The probes are quick; their readings are put into proportion to the careful measurement made once: the best of
+  /// several read patterns, and the peak of the instructions that this scheme can use.
+  Probes calibrated() {
+    const Ceilings careful = cpu::ceilings(cpu::usable_isa(), job_.executor->concurrency(), cpu::Effort::accurate);
+    double read = 0, fma = 0;
+    for (int i = 0; i < 8; ++i) {
+      read = std::max(read, read_->gbps());
+      fma = std::max(fma, fma_gflops(*job_.executor));
+    }
+    double peak = careful.f32_gflops;
+    if (job_.config.quant.a1.type == DType::i8) peak = std::max(peak, careful.int8_gops);
+    if (job_.config.quant.w1.type == DType::bf16) peak = std::max(peak, careful.bf16_dot_gflops);
+    return {&*read_, std::max(1.0, careful.read_gbps / read), std::max(1.0, peak / fma)};
   }
 
   std::int64_t copies(const std::string& impl) const {

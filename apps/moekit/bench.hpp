@@ -81,11 +81,10 @@ struct Samples {
   std::vector<double> us, other_us;  ///< other: the B of an A/B pair
   std::vector<double> gbps, gflops;
 };
-/// Ceilings that go with a sample: the probes' reading, the second one times `peak_over_fma` for instructions other
-/// than f32 FMA.
+/// Ceilings that go with a sample: the probes' readings times what the careful measurement says they leave out.
 struct Probes {
   ReadProbe* read = nullptr;
-  double peak_over_fma = 1;
+  double read_factor = 1, peak_factor = 1;
 };
 Samples measure(const BenchJob& job, const BenchInput& input, const Probes& probes, Contender& a, Contender* b);
 

@@ -32,8 +32,8 @@ Samples measure(const BenchJob& job, const BenchInput& input, const Probes& prob
   const double start = now_s();
   std::int64_t shown = 0;
   while (!finished(out.us.size(), now_s() - start, job.args.seconds)) {
-    out.gbps.push_back(probes.read->gbps());
-    out.gflops.push_back(fma_gflops(*job.executor) * probes.peak_over_fma);
+    out.gbps.push_back(probes.read->gbps() * probes.read_factor);
+    out.gflops.push_back(fma_gflops(*job.executor) * probes.peak_factor);
     out.us.push_back(a.call_us(in, y.tensor));
     if (b != nullptr) out.other_us.push_back(b->call_us(in, y.tensor));
     const double share = std::min((now_s() - start) / job.args.seconds,
