@@ -1,0 +1,324 @@
+"""Drives the moekit binary: every verb on the sample checkpoint, JSON, exit codes, malformed folders, Ctrl-C.
+
+usage: test_cli_verbs.py BINARY SOURCE_TREE [unittest arguments]
+"""
+import array
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY, SOURCE = sys.argv[1], sys.argv[2]
+DATA = os.path.join(SOURCE, "tests", "data")
+TINY = os.path.join(DATA, "models", "tiny-qwen3-moe")
+GOLDEN = os.path.join(DATA, "golden")
+QUANT = os.path.join(DATA, "golden_quant")
+SMALL = "e4k2h64i32:bf16"
+VERBS = ["doctor", "inspect", "explain", "run", "verify", "bench", "demo"]
+BENCH_FIELDS = (
+    "schema shape weights activations tokens impl device threads routing determinism experts_hit median_us min_us p90_us"
+    " p99_us samples bytes flops ceiling_gbps ceiling_gflops floor_us frac_floor verified max_rel_err env").split()
+
+
+def moekit(*args):
+    return subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=300)
+
+
+def records(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def safetensors(path):
+    """name -> (dtype, shape, begin, end), and the file's bytes; offsets into the file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    base = 8 + size
+    return {name: (t["dtype"], t["shape"], base + t["data_offsets"][0], base + t["data_offsets"][1])
+            for name, t in header.items()}, data
+
+
+def write_npy(path, values, shape):
+    head = "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }" % (tuple(shape),)
+    head = head.ljust(117) + "\n"
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + array.array("f", values).tobytes())
+
+
+def read_npy(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    size = struct.unpack("<H", data[8:10])[0]
+    head = eval(data[10:10 + size].decode())
+    values = array.array("f")
+    values.frombytes(data[10 + size:])
+    return list(head["shape"]), values
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def expect(self, code, *args):
+        result = moekit(*args)
+        self.assertEqual(result.returncode, code, " ".join(map(str, args)) + "\n" + result.stdout + result.stderr)
+        return result
+
+    # ---- the command line itself
+
+    def test_help_shows_examples_before_flags(self):
+        for args in [["--help"]] + [[verb, "--help"] for verb in VERBS]:
+            out = self.expect(0, *args).stdout
+            self.assertLess(out.index("Examples:"), out.index("Options:"), args)
+            self.assertIn("moekit " + (args[0] if args[0] != "--help" else "demo"), out)
+
+    def test_unknown_words_are_usage_errors_with_the_nearest_spelling(self):
+        self.assertIn("did you mean bench?", self.expect(2, "benhc").stderr)
+        self.assertIn("did you mean --tokens?", self.expect(2, "bench", SMALL, "--tokns", "1").stderr)
+        self.assertIn("did you mean cpu.portable?", self.expect(2, "bench", SMALL, "--impl", "cpu.portble").stderr)
+        self.assertIn("did you mean zipf?", self.expect(2, "bench", SMALL, "--routing", "zpif:1").stderr)
+        self.expect(2)
+        self.expect(2, "bench")
+        self.expect(2, "bench", SMALL, "--tokens", "0")
+        self.expect(2, "bench", SMALL, "--determinism", "often")
+        self.expect(2, "bench", "e4k9h64i32:bf16")
+        self.expect(2, "explain", "e4k2h64")
+        self.expect(2, "explain", SMALL + "@tokns=4")
+        self.expect(2, "explain", SMALL, "--layer", "1")
+        self.expect(2, "run", TINY, "--layer", "9")
+        self.assertRegex(self.expect(0, "--version").stdout, r"^moekit \d+\.\d+\.\d+$")
+
+    def test_what_is_not_there_is_unsupported(self):
+        self.expect(4, "bench", SMALL, "--peer", "somebody")
+        for verb in ["explain", "bench", "verify"]:
+            self.expect(4, verb, SMALL, "--device", "cuda")
+        self.expect(4, "explain", "e4k2h64i32:bf16", "--weights", "mxfp4")
+
+    def test_missing_inputs_and_unwritable_outputs(self):
+        self.assertIn("/nowhere/model", self.expect(3, "inspect", "/nowhere/model").stderr)
+        self.expect(3, "verify", "no/such/folder")
+        self.expect(3, "run", TINY, "--layer", "0", "--tokens", "1", "--out", "/nowhere/y.npy")
+        self.expect(3, "run", TINY, "--layer", "0", "--tokens", "1", "--routing-out", "/nowhere/r.csv")
+        self.expect(3, "run", TINY, "--x", self.path("none.npy"))
+        write_npy(self.path("narrow.npy"), [0.0] * 6, [2, 3])
+        self.assertIn("[M, 128]", self.expect(3, "run", TINY, "--x", self.path("narrow.npy")).stderr)
+        self.expect(3, "bench", SMALL, "--routing", "trace:" + self.path("none.csv"))
+
+    # ---- verbs
+
+    def test_doctor(self):
+        record, = records(self.expect(0, "doctor", "--json"))
+        for key in ["version", "cpu", "isa_used", "isa_detected", "threads", "l3_bytes", "hugepages", "memory_bytes",
+                    "read_gbps", "f32_fma_gflops", "cuda", "mpi", "implementations"]:
+            self.assertIn(key, record)
+        self.assertGreater(record["read_gbps"], 0)
+        self.assertGreater(record["f32_fma_gflops"], 0)
+        names = {entry["name"] for entry in record["implementations"]}
+        self.assertIn("reference", names)
+        for entry in record["implementations"]:
+            self.assertTrue(entry["available"] or entry["reason"])
+        text = self.expect(0, "doctor").stdout
+        self.assertRegex(text, r"GPU +none")
+        self.assertRegex(text, r"MPI, NCCL +none")
+
+    def test_inspect(self):
+        record, = records(self.expect(0, "inspect", TINY, "--json"))
+        self.assertEqual(record["model_type"], "qwen3_moe")
+        self.assertEqual([layer["layer"] for layer in record["layers"]], [0, 1])
+        layer = record["layers"][0]
+        self.assertEqual((layer["experts"], layer["top_k"], layer["hidden"], layer["intermediate"], layer["weights"]),
+                         (16, 4, 128, 64, "bf16"))
+        self.assertEqual(layer["bytes_per_token"], 4 * 3 * 128 * 64 * 2)
+        self.assertTrue(layer["runs"]["ok"])
+        self.assertIn("2 MoE layers", self.expect(0, "inspect", TINY).stdout)
+
+    def test_explain(self):
+        for subject in [["e8k2h96i64:bf16"], [TINY, "--layer", "1"]]:
+            found = records(self.expect(0, "explain", *subject, "--tokens", "1,64", "--json"))
+            self.assertEqual([r["tokens"] for r in found], [1, 64])
+            for record in found:
+                chosen = [c for c in record["candidates"] if c["chosen"] and c["stage"] == "experts"]
+                self.assertEqual([c["name"] for c in chosen], [record["experts"]])
+                for candidate in record["candidates"]:
+                    self.assertTrue(candidate["chosen"] or candidate["reason"], candidate)
+                self.assertGreater(record["floor_us"], 0)
+        self.assertIn("experts", self.expect(0, "explain", "e8k2h96i64:bf16", "--tokens", "16").stdout)
+        settings = records(self.expect(0, "explain", "e8k2h96i64:bf16@tokens=3,7,threads=1", "--json"))
+        self.assertEqual([r["tokens"] for r in settings], [3, 7])
+
+    def test_run_all_layers(self):
+        y, csv = self.path("y.npy"), self.path("r.csv")
+        found = records(self.expect(0, "run", TINY, "--tokens", "5", "--out", y, "--routing-out", csv, "--json"))
+        self.assertEqual([r["layer"] for r in found], [0, 1])
+        self.assertEqual(sum(found[0]["expert_tokens"]), 5 * 4)
+        self.assertEqual(read_npy(y)[0], [2, 5, 128])
+        lines = open(csv).read().splitlines()
+        self.assertEqual(lines[0], "layer,token,slot,expert,weight")
+        self.assertEqual(len(lines), 1 + 2 * 5 * 4)
+
+    def test_run_reproduces_recorded_rows(self):
+        tensors, data = safetensors(os.path.join(TINY, "golden.safetensors"))
+
+        def rows(name, count):
+            begin = tensors[name][2]
+            values = array.array("f")
+            values.frombytes(data[begin:begin + count * 128 * 4])
+            return values
+
+        x, want = rows("layers.0.mlp.in", 6), rows("layers.0.mlp.out", 6)
+        write_npy(self.path("x.npy"), x, [6, 128])
+        self.expect(0, "run", TINY, "--layer", "0", "--x", self.path("x.npy"), "--out", self.path("y.npy"))
+        shape, got = read_npy(self.path("y.npy"))
+        self.assertEqual(shape, [6, 128])
+        largest = max(map(abs, want))
+        self.assertLess(max(abs(a - b) for a, b in zip(got, want)), 2e-2 * largest)
+
+    def test_verify_every_published_layout(self):
+        for folder, layer in [(TINY, "1"), (os.path.join(GOLDEN, "mixtral"), "0"), (os.path.join(GOLDEN, "dbrx"), "1"),
+                              (os.path.join(GOLDEN, "llama4"), "0"), (os.path.join(GOLDEN, "gpt_oss"), "1"),
+                              (os.path.join(QUANT, "ct_int8_w8a8"), "0"), (os.path.join(QUANT, "fp8_block128"), "0")]:
+            found = records(self.expect(0, "verify", folder, "--layer", layer, "--json"))
+            checked = [r for r in found if r["ok"] is not None]
+            self.assertTrue(all(r["ok"] for r in checked))
+            for record in checked:
+                for key in ["module", "case", "impl", "max_abs", "max_rel", "tol", "worst", "ok"]:
+                    self.assertIn(key, record)
+            keys = [(r["module"], r["case"], r["impl"]) for r in found]
+            self.assertEqual(len(keys), len(set(keys)), "one record per (module, case, impl)")
+            cases = " ".join(r["case"] for r in checked)
+            for kind in ["router", "experts", "repeat"]:
+                self.assertIn(kind, cases, folder)
+
+    def test_verify_shape_and_last_line(self):
+        out = self.expect(0, "verify", SMALL).stdout
+        self.assertRegex(out.splitlines()[-1], r"^\d+ passed, 0 failed, \d+ skipped$")
+        self.assertIn("float64", out)
+
+    def corrupted(self, source, name, offset_of):
+        folder = self.path("corrupted")
+        shutil.copytree(source, folder)
+        os.chmod(folder, 0o755)
+        path = os.path.join(folder, name)
+        os.chmod(path, 0o644)
+        tensors, data = safetensors(path)
+        data = bytearray(data)
+        offset_of(tensors, data)
+        with open(path, "wb") as file:
+            file.write(data)
+        return folder
+
+    def test_verify_finds_a_corrupted_result(self):
+        def change(tensors, data):
+            begin = tensors["model.layers.0.mlp|M37|out"][2] + 4 * (11 * 64 + 5)
+            value, = struct.unpack_from("<f", data, begin)
+            struct.pack_into("<f", data, begin, value + 1.0)
+
+        folder = self.corrupted(os.path.join(GOLDEN, "mixtral"), "golden.safetensors", change)
+        result = self.expect(1, "verify", folder, "--layer", "0", "--impl", "reference")
+        self.assertIn("[11, 5]", result.stdout)
+        self.assertRegex(result.stdout.splitlines()[-1], r"[1-9]\d* failed")
+
+    def test_verify_finds_a_corrupted_weight(self):
+        def change(tensors, data):
+            name = next(n for n in sorted(tensors) if "experts.2" in n and n.endswith("w2.weight") and "layers.0" in n)
+            begin, end = tensors[name][2], tensors[name][3]
+            for at in range(begin, end, 4):
+                data[at + 3] ^= 0x80
+
+        folder = self.corrupted(os.path.join(GOLDEN, "mixtral"), "model.safetensors", change)
+        self.expect(1, "verify", folder, "--layer", "0", "--impl", "reference")
+
+    def test_verify_finds_wrong_ids(self):
+        def change(tensors, data):
+            begin = tensors["model.layers.0.mlp|M37|router2"][2]
+            first, second = struct.unpack_from("<qq", data, begin)
+            struct.pack_into("<q", data, begin, next(e for e in range(8) if e not in (first, second)))
+
+        folder = self.corrupted(os.path.join(GOLDEN, "mixtral"), "golden.safetensors", change)
+        result = self.expect(1, "verify", folder, "--layer", "0", "--impl", "reference", "--json")
+        failed = [r["case"] for r in records(result) if r["ok"] is False]
+        self.assertIn("M37 router", failed)
+
+    def test_malformed_folders(self):
+        for folder in sorted(glob.glob(os.path.join(QUANT, "bad", "*"))):
+            with open(os.path.join(folder, "expected.json")) as file:
+                expected = json.load(file)
+            name = os.path.basename(folder)
+            gguf_or_gptq = name.startswith(("gguf", "gptq")) or name in ("control_gguf", "control_gptq")
+            code = 4 if gguf_or_gptq else 0 if expected["must"] == "ok" else 3
+            for verb in ["inspect", "run"] if code == 0 or expected.get("kind") == "non_finite_scale" else ["inspect"]:
+                if expected.get("kind") == "non_finite_scale" and verb == "inspect":
+                    continue  # only reading the values shows it
+                result = self.expect(code, verb, folder)
+                if code == 3:
+                    names = expected.get("names_any", [expected["names"]])
+                    self.assertTrue(any(n in result.stderr for n in names), result.stderr)
+
+    # ---- bench
+
+    def test_bench_record_has_exactly_the_documented_fields(self):
+        row, = records(self.expect(0, "bench", SMALL, "--tokens", "3", "--seconds", "0.05", "--json"))
+        self.assertEqual(list(row), BENCH_FIELDS)
+        self.assertEqual(row["schema"], "moekit.bench/1")
+        self.assertEqual(row["shape"], SMALL)
+        self.assertIs(row["verified"], True)
+        self.assertGreaterEqual(row["samples"], 3)
+        self.assertLessEqual(row["min_us"], row["median_us"])
+        self.assertLessEqual(row["median_us"], row["p99_us"])
+        self.assertGreater(row["floor_us"], 0)
+
+    def test_bench_against_another_implementation(self):
+        found = records(self.expect(0, "bench", SMALL, "--tokens", "2", "--impl", "reference", "--vs", "cpu.portable",
+                                    "--seconds", "0.05", "--json"))
+        pair, = [r for r in found if r["schema"] == "moekit.bench.pair/1"]
+        self.assertEqual((pair["a"], pair["b"]), ("reference", "cpu.portable"))
+        self.assertGreater(pair["b_over_a_median"], 0)
+        self.assertEqual({r["impl"] for r in found if r["schema"] == "moekit.bench/1"}, {"reference", "cpu.portable"})
+
+    def test_trace_round_trip(self):
+        csv = self.path("r.csv")
+        self.expect(0, "run", TINY, "--layer", "1", "--tokens", "7", "--routing-out", csv)
+        lines = [line.split(",") for line in open(csv).read().splitlines()[1:]]
+        row, = records(self.expect(0, "bench", TINY, "--layer", "1", "--tokens", "7", "--routing", "trace:" + csv,
+                                   "--seconds", "0.05", "--json"))
+        self.assertEqual(row["experts_hit"], len({line[3] for line in lines}))
+        self.assertEqual(row["routing"], "trace:" + csv)
+
+    def test_bench_writes_a_picture(self):
+        svg = self.path("l.svg")
+        text = self.expect(0, "bench", SMALL, "--tokens", "1,4", "--seconds", "0.05", "--svg", svg).stdout
+        self.assertIn("ceilings in this run", text)
+        self.assertTrue(open(svg).read().startswith("<svg"))
+
+    def test_interrupt_keeps_finished_rows(self):
+        tokens = ",".join(str(n) for n in range(1, 200))
+        process = subprocess.Popen([BINARY, "bench", SMALL, "--tokens", tokens, "--seconds", "0.2", "--json"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 7, errors)
+        for line in [first] + rest.splitlines():
+            self.assertIs(json.loads(line)["verified"], True)
+
+    def test_no_progress_bar_and_no_escapes_in_pipes(self):
+        result = self.expect(0, "run", TINY, "--tokens", "2")
+        self.assertNotIn("\033", result.stdout + result.stderr)
+        self.assertNotIn("\r", result.stdout + result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]] + sys.argv[3:])
