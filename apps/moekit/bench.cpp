@@ -111,7 +111,7 @@ class Bench {
     if (std::any_of(inputs_.begin(), inputs_.end(), [](const BenchInput& input) { return input.as_routing; }))
       talk("this layer's router cannot be made to choose that routing: ids and weights are handed in");
     const std::int64_t span = std::max<std::int64_t>(std::int64_t{256} << 20, 4 * cpu::caches().l3);
-    read_.emplace(*job_.executor, span, std::int64_t{32} << 20);
+    read_.emplace(*job_.executor, span, read_slice());
     probes_ = calibrated();
     judge_.emplace(job_, inputs_);
   }
@@ -139,6 +139,9 @@ class Bench {
   }
 
  private:
+  /// Twice the last-level cache, so that a sample finds nothing of the one before.
+  static std::int64_t read_slice() { return std::max<std::int64_t>(std::int64_t{32} << 20, 2 * cpu::caches().l3); }
+
   /// The probes are quick; their readings are put into proportion to the careful measurement made once: the best of
   /// several read patterns, and the peak of the instructions that this scheme can use.
   Probes calibrated() {
@@ -207,6 +210,7 @@ class Bench {
     row.rotated_bytes = contender.bytes();
     row.sets = contender.sets();
     row.pinned = pins_.pinned();
+    row.evicted_bytes = static_cast<double>(read_slice());
     const Expected& expected = judge_->expected(i);
     row.checked_with = format("%zu rows float64", expected.rows.size());
     if (expected.other.tensor.present()) row.checked_with += ", all rows " + expected.other_name;

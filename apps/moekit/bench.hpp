@@ -105,7 +105,7 @@ struct BenchRow {
   double gbps = 0, gflops = 0, floor_us = 0, frac_floor = 0;
   bool memory_bound = true;
   Verification verified;
-  double rotated_bytes = 0;
+  double rotated_bytes = 0, evicted_bytes = 0;  ///< packed copies; what the probe reads between two calls
   std::int64_t sets = 0;
   bool pinned = false;
   std::string checked_with;

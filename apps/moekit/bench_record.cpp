@@ -15,6 +15,7 @@ std::string bench_record(const BenchJob& job, const BenchRow& row) {
       .set("pinned", row.pinned)
       .set("weight_copies", row.sets)
       .set("rotated_bytes", row.rotated_bytes)
+      .set("evicted_bytes", row.evicted_bytes)
       .set("checked_rows", row.checked_with)
       .set("seed", static_cast<std::int64_t>(job.args.seed));
   return Json::object()

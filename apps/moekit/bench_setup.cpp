@@ -57,8 +57,11 @@ std::int64_t copies_needed(double pack_bytes, double hit_bytes) {
   const double cache = 4.0 * static_cast<double>(std::max<std::int64_t>(cpu::caches().l3, 8 << 20));
   const double wanted =
       std::max(std::ceil(std::max(1073741824.0, cache) / pack_bytes), std::ceil(cache / std::max(hit_bytes, 1.0)));
-  const double in_memory = std::max(pack_bytes, 2097152.0);  // arenas come in pages of 2 MiB
-  const double possible = std::floor(0.5 * static_cast<double>(this_machine().available_bytes) / in_memory);
+  // Arenas come in pages of 2 MiB: thousands of small packs would fill the memory with their margins. What few copies
+  // leave in cache, the read probe between the calls evicts.
+  const double in_memory = std::max(pack_bytes, 2097152.0);
+  const double limit = 0.5 * static_cast<double>(this_machine().available_bytes);
+  const double possible = std::floor((pack_bytes < 2097152.0 ? std::min(limit, 2147483648.0) : limit) / in_memory);
   return static_cast<std::int64_t>(std::clamp(wanted, 1.0, std::max(possible, 1.0)));
 }
 

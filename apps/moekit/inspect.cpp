@@ -100,6 +100,8 @@ Exit run_inspect(const InspectArgs& args) {
   const std::vector<SubjectLayer> layers = subject.layers();
   const Checkpoint& checkpoint = *subject.checkpoint();
   const std::vector<Group> groups = grouped(layers);
+  for (const SubjectLayer& layer : layers)  // scales are values that must be looked at: a bad one is found here
+    if (layer.config.quant.weights_quantised()) static_cast<void>(checkpoint.source(layer.index));
   std::vector<Support> support;
   for (const Group& group : groups) support.push_back(support_of(group.config));
 
