@@ -27,6 +27,11 @@ BENCH_FIELDS = (
     " p99_us samples bytes flops ceiling_gbps ceiling_gflops floor_us frac_floor verified max_rel_err env").split()
 
 
+def read_text(path):
+    with open(path) as file:
+        return file.read()
+
+
 def moekit(*args):
     return subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=300)
 
@@ -165,7 +170,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual([r["layer"] for r in found], [0, 1])
         self.assertEqual(sum(found[0]["expert_tokens"]), 5 * 4)
         self.assertEqual(read_npy(y)[0], [2, 5, 128])
-        lines = open(csv).read().splitlines()
+        lines = read_text(csv).splitlines()
         self.assertEqual(lines[0], "layer,token,slot,expert,weight")
         self.assertEqual(len(lines), 1 + 2 * 5 * 4)
 
@@ -289,7 +294,7 @@ class CommandLine(unittest.TestCase):
     def test_trace_round_trip(self):
         csv = self.path("r.csv")
         self.expect(0, "run", TINY, "--layer", "1", "--tokens", "7", "--routing-out", csv)
-        lines = [line.split(",") for line in open(csv).read().splitlines()[1:]]
+        lines = [line.split(",") for line in read_text(csv).splitlines()[1:]]
         row, = records(self.expect(0, "bench", TINY, "--layer", "1", "--tokens", "7", "--routing", "trace:" + csv,
                                    "--seconds", "0.05", "--json"))
         self.assertEqual(row["experts_hit"], len({line[3] for line in lines}))
@@ -299,7 +304,7 @@ class CommandLine(unittest.TestCase):
         svg = self.path("l.svg")
         text = self.expect(0, "bench", SMALL, "--tokens", "1,4", "--seconds", "0.05", "--svg", svg).stdout
         self.assertIn("ceilings in this run", text)
-        self.assertTrue(open(svg).read().startswith("<svg"))
+        self.assertTrue(read_text(svg).startswith("<svg"))
 
     def test_interrupt_keeps_finished_rows(self):
         tokens = ",".join(str(n) for n in range(1, 200))

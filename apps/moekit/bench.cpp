@@ -5,6 +5,7 @@
 #include "console.hpp"
 #include "cpu/ceilings.hpp"
 #include "cpu/isa.hpp"
+#include "machine.hpp"
 #include "spelling.hpp"
 #include "svg.hpp"
 
@@ -40,7 +41,8 @@ std::vector<std::string> names_for(const BenchArgs& args, const std::string& fla
 }
 
 BenchJob make_job(const BenchArgs& args, const Subject& subject) {
-  BenchJob job{args, subject.layer(args.layer), {}, {}, parse_routing(args.routing.value_or("uniform")), nullptr, {}};
+  BenchJob job{args, subject.layer(args.layer), {}, {}, parse_routing(args.routing.value_or("uniform")), nullptr,
+               {},   environment_record()};
   job.config = with_schemes(job.layer.config, args.weights, args.activations);
   job.source = subject.source(job.layer, job.config, args.seed);
   job.executor = &executor_for(args.threads.value_or(0));
@@ -77,7 +79,7 @@ class Judge {
       try {
         BenchArgs plain = job_.args;
         plain.determinism = "fast";
-        const BenchJob other{plain, job_.layer, job_.config, job_.source, job_.routing, job_.executor, job_.tokens};
+        const BenchJob other{plain, job_.layer, job_.config, job_.source, job_.routing, job_.executor, job_.tokens, {}};
         Contender contender(other, name, 1);
         for (std::size_t i = 0; i < inputs.size(); ++i) {
           expected_[i].other = result_of(other, inputs[i], contender);
@@ -110,7 +112,7 @@ class Bench {
     for (const std::int64_t tokens : job_.tokens) inputs_.push_back(make_input(job_, tokens));
     if (std::any_of(inputs_.begin(), inputs_.end(), [](const BenchInput& input) { return input.as_routing; }))
       talk("this layer's router cannot be made to choose that routing: ids and weights are handed in");
-    const std::int64_t span = std::max<std::int64_t>(std::int64_t{256} << 20, 4 * cpu::caches().l3);
+    const std::int64_t span = std::max<std::int64_t>(std::int64_t{256} << 20, 4 * this_machine().last_level_cache);
     read_.emplace(*job_.executor, span, read_slice());
     probes_ = calibrated();
     judge_.emplace(job_, inputs_);
@@ -140,7 +142,9 @@ class Bench {
 
  private:
   /// Twice the last-level cache, so that a sample finds nothing of the one before.
-  static std::int64_t read_slice() { return std::max<std::int64_t>(std::int64_t{32} << 20, 2 * cpu::caches().l3); }
+  static std::int64_t read_slice() {
+    return std::max<std::int64_t>(std::int64_t{32} << 20, 2 * this_machine().last_level_cache);
+  }
 
   /// The probes are quick; their readings are put into proportion to the careful measurement made once: the best of
   /// several read patterns, and the peak of the instructions that this scheme can use.
@@ -158,14 +162,16 @@ class Bench {
   }
 
   std::int64_t copies(const std::string& impl) const {
-    Contender one(job_, impl, 1);
+    const Plan plan = plan_for(job_, impl);
+    const WeightsSpec spec = plan.weights_spec();
+    const double pack = static_cast<double>(plan.pack_format().bytes(spec)) * static_cast<double>(spec.num_local);
     double least = inputs_.front().work.bytes;
     for (const BenchInput& input : inputs_) least = std::min(least, input.work.bytes);
-    return copies_needed(one.bytes(), least);
+    return copies_needed(pack, least);
   }
 
   void run_one(const std::string& impl, const std::vector<std::string>& rivals) {
-    judge_->second_opinion(impl.empty() ? Contender(job_, impl, 1).name(job_.tokens.back()) : impl, inputs_);
+    judge_->second_opinion(impl.empty() ? chosen_experts(plan_for(job_, impl), job_.tokens.back()) : impl, inputs_);
     const std::int64_t sets = copies(impl);
     Contender a(job_, impl, sets);
     if (rivals.empty()) measure_all(a, nullptr);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "json.hpp"
 #include "oracle.hpp"
 #include "probe.hpp"
 #include "routing_spec.hpp"
@@ -23,7 +24,10 @@ struct BenchJob {
   RoutingSpec routing;
   Executor* executor = nullptr;
   std::vector<std::int64_t> tokens;
+  Json env;  ///< taken before threads are bound
 };
+/// The plan of one implementation (empty: the plan's choice), without weights.
+Plan plan_for(const BenchJob& job, const std::string& impl);
 
 /// The same rows for every implementation.
 struct BenchInput {

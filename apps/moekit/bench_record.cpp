@@ -10,7 +10,7 @@
 namespace moekit::cli {
 
 std::string bench_record(const BenchJob& job, const BenchRow& row) {
-  Json env = environment_record();
+  Json env = job.env;
   env.set("module", job.layer.module)
       .set("pinned", row.pinned)
       .set("weight_copies", row.sets)

@@ -5,7 +5,6 @@
 
 #include "bench.hpp"
 #include "console.hpp"
-#include "cpu/isa.hpp"
 #include "machine.hpp"
 #include "route.hpp"
 
@@ -54,33 +53,38 @@ BenchInput make_input(const BenchJob& job, std::int64_t tokens) {
 }
 
 std::int64_t copies_needed(double pack_bytes, double hit_bytes) {
-  const double cache = 4.0 * static_cast<double>(std::max<std::int64_t>(cpu::caches().l3, 8 << 20));
+  const Machine machine = this_machine();
+  const double cache = 4.0 * static_cast<double>(std::max<std::int64_t>(machine.last_level_cache, 8 << 20));
   const double wanted =
       std::max(std::ceil(std::max(1073741824.0, cache) / pack_bytes), std::ceil(cache / std::max(hit_bytes, 1.0)));
   // Arenas come in pages of 2 MiB: thousands of small packs would fill the memory with their margins. What few copies
   // leave in cache, the read probe between the calls evicts.
   const double in_memory = std::max(pack_bytes, 2097152.0);
-  const double limit = 0.5 * static_cast<double>(this_machine().available_bytes);
-  const double possible = std::floor((pack_bytes < 2097152.0 ? std::min(limit, 2147483648.0) : limit) / in_memory);
+  const double limit = 0.5 * static_cast<double>(machine.available_bytes);
+  const double possible = std::floor((pack_bytes < 2097152.0 ? std::min(limit, 3221225472.0) : limit) / in_memory);
   return static_cast<std::int64_t>(std::clamp(wanted, 1.0, std::max(possible, 1.0)));
+}
+
+Plan plan_for(const BenchJob& job, const std::string& impl) {
+  PlanOptions options;
+  options.max_tokens = *std::max_element(job.tokens.begin(), job.tokens.end());
+  options.determinism = determinism_from_name(job.args.determinism.value_or("fast"));
+  options.experts = impl;
+  options.executor = job.executor;
+  options.extra_experts = job.args.extra_experts;
+  return Plan::create(Device{}, job.config, options);
 }
 
 Contender::Contender(const BenchJob& job, std::string impl, std::int64_t sets)
     : impl_(std::move(impl)), executor_(job.executor) {
-  PlanOptions options;
-  options.max_tokens = *std::max_element(job.tokens.begin(), job.tokens.end());
-  options.determinism = determinism_from_name(job.args.determinism.value_or("fast"));
-  options.experts = impl_;
-  options.executor = executor_;
-  options.extra_experts = job.args.extra_experts;
-  const Plan plan = Plan::create(Device{}, job.config, options);
+  const Plan plan = plan_for(job, impl_);
   Progress progress("pack " + (impl_.empty() ? std::string("weights") : impl_), sets);
   for (std::int64_t i = 0; i < sets && !interrupted(); ++i) {
     layers_.emplace_back(plan, Weights::pack(plan, job.source));
     progress.step();
   }
   if (layers_.empty()) layers_.emplace_back(plan, Weights::pack(plan, job.source));
-  workspace_ = std::make_unique<Workspace>(plan.workspace_bytes(options.max_tokens));
+  workspace_ = std::make_unique<Workspace>(plan.workspace_bytes(plan.options().max_tokens));
   poison();
 }
 

@@ -44,9 +44,9 @@ struct Measured {
 };
 
 /// Best of a few slices: what the machine can do when nobody else is on it.
-Measured measure_machine(Executor& executor) {
+Measured measure_machine(const Machine& machine, Executor& executor) {
   Measured out;
-  ReadProbe probe(executor, std::max<std::int64_t>(std::int64_t{256} << 20, 4 * cpu::caches().l3),
+  ReadProbe probe(executor, std::max<std::int64_t>(std::int64_t{256} << 20, 4 * machine.last_level_cache),
                   std::int64_t{64} << 20);
   Progress progress("measure", 12);
   for (int i = 0; i < 12; ++i) {
@@ -86,7 +86,7 @@ Json record(const Machine& machine, const Measured& measured) {
       .set("threads", cpu::default_threads())
       .set("l1_bytes", caches.l1)
       .set("l2_bytes", caches.l2)
-      .set("l3_bytes", caches.l3)
+      .set("l3_bytes", machine.last_level_cache)
       .set("hugepages", machine.hugepages)
       .set("memory_bytes", machine.memory_bytes)
       .set("available_bytes", machine.available_bytes)
@@ -108,9 +108,10 @@ void print_text(const Machine& machine, const Measured& measured) {
                cpu::usable_isa() == cpu::detected_isa() ? "" : "; capped by MOEKIT_CPU_ISA"));
   print(format("threads       %d (%d CPUs online, %d allowed, %s)", cpu::default_threads(), machine.online_cpus,
                cpu::affinity_cpus(), quota == 0 ? "no cgroup quota" : format("cgroup quota of %d", quota).c_str()));
-  print(format("caches        L1 %s, L2 %s a core, L3 %s", format_bytes(static_cast<double>(caches.l1)).c_str(),
-               format_bytes(static_cast<double>(caches.l2)).c_str(),
-               caches.l3 > 0 ? format_bytes(static_cast<double>(caches.l3)).c_str() : "none"));
+  print(format(
+      "caches        L1 %s, L2 %s a core, L3 %s", format_bytes(static_cast<double>(caches.l1)).c_str(),
+      format_bytes(static_cast<double>(caches.l2)).c_str(),
+      machine.last_level_cache > 0 ? format_bytes(static_cast<double>(machine.last_level_cache)).c_str() : "none"));
   print("huge pages    " + (machine.hugepages.empty() ? std::string("not offered") : machine.hugepages) +
         (machine.hugepages == "never" ? ": weights will lie in small pages, which costs bandwidth" : ""));
   print(format("memory        %s, %s free", format_bytes(static_cast<double>(machine.memory_bytes)).c_str(),
@@ -129,7 +130,7 @@ void print_text(const Machine& machine, const Measured& measured) {
 
 Exit run_doctor(const DoctorArgs& args) {
   const Machine machine = this_machine();
-  const Measured measured = measure_machine(executor_for(0));
+  const Measured measured = measure_machine(machine, executor_for(0));
   if (args.json)
     print(record(machine, measured).dump());
   else

@@ -39,6 +39,16 @@ std::string first_line(const char* file) {
   return line;
 }
 
+/// What the kernel says that CPU 0 shares; the library's own idea where it says nothing.
+std::int64_t last_level_cache() {
+  for (const char* file :
+       {"/sys/devices/system/cpu/cpu0/cache/index3/size", "/sys/devices/system/cpu/cpu0/cache/index2/size"}) {
+    const std::string text = first_line(file);  // "32768K"
+    if (!text.empty()) return kilobytes(text);
+  }
+  return cpu::caches().l3;
+}
+
 /// "always [madvise] never" → "madvise"
 std::string bracketed(const std::string& text) {
   const std::size_t begin = text.find('['), end = text.find(']');
@@ -55,6 +65,7 @@ Machine this_machine() {
   if (uname(&name) == 0) out.system = std::string(name.sysname) + " " + name.release + " " + name.machine;
   out.hugepages = bracketed(first_line("/sys/kernel/mm/transparent_hugepage/enabled"));
   out.online_cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  out.last_level_cache = last_level_cache();
   out.memory_bytes = kilobytes(proc_value("/proc/meminfo", "MemTotal"));
   out.available_bytes = kilobytes(proc_value("/proc/meminfo", "MemAvailable"));
   return out;
@@ -77,7 +88,7 @@ Json environment_record() {
       .set("system", machine.system)
       .set("isa", cpu::name(cpu::usable_isa()))
       .set("cpus", cpu::affinity_cpus())
-      .set("l3_bytes", cpu::caches().l3)
+      .set("l3_bytes", machine.last_level_cache)
       .set("hugepages", machine.hugepages);
 }
 

@@ -323,7 +323,7 @@ std::vector<std::int64_t> sampled_rows(std::int64_t num_tokens, std::uint64_t se
 
 std::string Comparison::text() const {
   return format("%.7g instead of %.7g at [%lld, %lld]: %.2e of the largest output off, bound %.2e%s", got, want,
-                static_cast<long long>(t), static_cast<long long>(c), max_rel, tol,
+                static_cast<long long>(t), static_cast<long long>(c), worst_rel, tol,
                 finite ? "" : "; not every element is finite");
 }
 
@@ -350,6 +350,8 @@ Comparison compare(const Tensor& got, const std::vector<std::int64_t>& rows, con
       out.c = c;
       out.got = value;
       out.want = want.y[at];
+      out.worst_abs = error;
+      out.worst_rel = want.largest > 0 ? error / want.largest : error;
       out.tol = want.largest > 0 ? bound / want.largest : 0;
     }
   }
@@ -382,6 +384,8 @@ Comparison compare(const Tensor& got, const Tensor& want, double tol, double rms
   }
   out.max_abs = std::max(worst, 0.0);
   out.max_rel = largest > 0 ? out.max_abs / largest : out.max_abs;
+  out.worst_abs = out.max_abs;
+  out.worst_rel = out.max_rel;
   out.rms_rel = value_squares > 0 ? std::sqrt(error_squares / value_squares) : 0;
   out.ok = out.finite && out.max_rel <= tol && (rms_tol == 0 || out.rms_rel <= rms_tol);
   return out;

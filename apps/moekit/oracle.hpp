@@ -43,12 +43,13 @@ std::vector<std::int64_t> sampled_rows(std::int64_t num_tokens, std::uint64_t se
 
 /// The outcome of comparing a result with what it should be.
 struct Comparison {
-  double max_abs = 0;         ///< largest |got - want|
-  double max_rel = 0;         ///< the same over max |want|
-  double rms_rel = 0;         ///< rms(got - want) / rms(want)
-  double tol = 0;             ///< what max_rel (or the worst element's share of max |want|) may be
-  std::int64_t t = 0, c = 0;  ///< the element nearest to or furthest over its bound
-  double got = 0, want = 0;   ///< its values
+  double max_abs = 0;                   ///< largest |got - want|
+  double max_rel = 0;                   ///< the same over max |want|
+  double rms_rel = 0;                   ///< rms(got - want) / rms(want)
+  double worst_abs = 0, worst_rel = 0;  ///< of the element that is nearest to or furthest over its bound …
+  double tol = 0;                       ///< … and its bound over max |want|: ok = finite and worst_rel ≤ tol
+  std::int64_t t = 0, c = 0;            ///< the element nearest to or furthest over its bound
+  double got = 0, want = 0;             ///< its values
   bool finite = true;
   bool ok = false;
   std::string text() const;  ///< "0.5 instead of 0.25 at [3, 17], bound 1e-5"

@@ -36,7 +36,7 @@ inline __attribute__((always_inline)) std::uint64_t sum_body(const std::byte* da
 }
 
 /// 12 independent chains of 8 lanes: enough for two units of latency 4 or 5.
-constexpr std::int64_t kFmaSteps = 20000;
+constexpr std::int64_t kFmaSteps = 150000;
 constexpr double kFmaFlops = 12.0 * 8 * 2 * kFmaSteps;
 inline __attribute__((always_inline)) float fma_body(float seed) {
   Vec8 acc[12];

@@ -59,7 +59,7 @@ Comparison compare_routing(const RoutingRows& got, const Routing& want, double t
       out.want = wanted;
     }
   }
-  out.max_abs = out.max_rel = std::max(worst, 0.0);
+  out.max_abs = out.max_rel = out.worst_abs = out.worst_rel = std::max(worst, 0.0);
   out.ok = out.finite && worst <= tol;
   return out;
 }

@@ -91,6 +91,8 @@ class DeterminismCheck {
     report(format("threads %d", count).c_str(), run(other, rows_));
   }
 
+  void finish() { s_.report.add_all(checks_, case_.name + " same bits, " + name(level_)); }
+
  private:
   static constexpr std::int64_t kPadding = 9;
   std::int64_t top_k() const { return case_.routing.top_k(); }
@@ -118,10 +120,12 @@ class DeterminismCheck {
   void report(const char* what, const Buffer& y) {
     Comparison found = compare(y.tensor, converted(want_.tensor, DType::f32).tensor, 0);
     found.ok = found.finite && y.bytes == want_.bytes;
-    s_.report.add(Check::of(s_.label, case_.name + " " + name(level_) + ": " + what, std::string(entry_.name), found));
+    checks_.push_back(
+        Check::of(s_.label, case_.name + " " + name(level_) + ": " + what, std::string(entry_.name), found));
   }
 
   Subjected& s_;
+  std::vector<Check> checks_;
   const ExpertsEntry& entry_;
   const CaseRows& case_;
   Determinism level_;
@@ -146,11 +150,13 @@ void check_determinism(Subjected& s, const CaseRows& rows) {
     try {
       DeterminismCheck check(s, *entry, rows, level);
       check.repeat();
-      if (level != Determinism::batch_invariant) continue;
-      check.permute();
-      check.pad();
-      check.split();
-      for (const int count : {1, 2, 3, 8}) check.threads(count);
+      if (level == Determinism::batch_invariant) {
+        check.permute();
+        check.pad();
+        check.split();
+        for (const int count : {1, 2, 3, 8}) check.threads(count);
+      }
+      check.finish();
     } catch (const Error& error) {
       if (error.code() != StatusCode::unsupported) throw;
       s.report.add(Check::skip(s.label, what, std::string(entry->name), error.status().message()));

@@ -10,8 +10,8 @@ Check Check::of(std::string module, std::string name, std::string impl, const Co
   out.module = std::move(module);
   out.name = std::move(name);
   out.impl = std::move(impl);
-  out.max_abs = found.max_abs;
-  out.max_rel = found.max_rel;
+  out.max_abs = found.worst_abs;
+  out.max_rel = found.worst_rel;
   out.tol = found.tol;
   out.t = found.t;
   out.c = found.c;
@@ -29,9 +29,30 @@ Check Check::skip(std::string module, std::string name, std::string impl, std::s
   return out;
 }
 
+void VerifyReport::count(const Check& check) { ++(!check.skipped.empty() ? skipped_ : check.ok ? passed_ : failed_); }
+
 void VerifyReport::add(const Check& check) {
+  count(check);
+  show(check);
+}
+
+void VerifyReport::add_all(const std::vector<Check>& checks, const std::string& kind) {
+  bool all_ok = !checks.empty();
+  for (const Check& check : checks) {
+    count(check);
+    all_ok = all_ok && check.ok && check.skipped.empty();
+  }
+  if (all_ok && !json_) {
+    Check one = checks.front();
+    one.name = kind;
+    show(one);
+    return;
+  }
+  for (const Check& check : checks) show(check);
+}
+
+void VerifyReport::show(const Check& check) const {
   const bool skipped = !check.skipped.empty();
-  ++(skipped ? skipped_ : check.ok ? passed_ : failed_);
   if (json_) {
     Json record = Json::object().set("module", check.module).set("case", check.name).set("impl", check.impl);
     if (skipped) {
@@ -49,11 +70,12 @@ void VerifyReport::add(const Check& check) {
     return text;
   };
   const std::string head =
-      padded(check.module, 20) + "  " + padded(check.name, 30) + "  " + padded(check.impl, 16) + "  ";
+      padded(check.module, 18) + "  " + padded(check.name, 39) + "  " + padded(check.impl, 20) + "  ";
   if (skipped)
     print("skip  " + head + check.skipped);
   else if (check.ok)
-    print("ok    " + head + format("%.1e  (bound %.1e)", check.max_rel, check.tol));
+    print("ok    " + head +
+          (check.tol > 0 ? format("%.1e  (bound %.1e)", check.max_rel, check.tol) : std::string("equal")));
   else
     print("FAIL  " + head + check.note);
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "exit_code.hpp"
 #include "oracle.hpp"
@@ -27,12 +28,16 @@ class VerifyReport {
  public:
   explicit VerifyReport(bool json) : json_(json) {}
   void add(const Check& check);
+  /// Checks of one kind: one line of text if all are ok. Records are the same as with add.
+  void add_all(const std::vector<Check>& checks, const std::string& kind);
   /// Prints the last line (text form) and decides.
   Exit finish() const;
   std::int64_t failed() const { return failed_; }
   std::int64_t passed() const { return passed_; }
 
  private:
+  void count(const Check& check);
+  void show(const Check& check) const;
   bool json_;
   std::int64_t passed_ = 0, failed_ = 0, skipped_ = 0;
 };
