@@ -172,6 +172,7 @@ class Bench {
 
   void run_one(const std::string& impl, const std::vector<std::string>& rivals) {
     judge_->second_opinion(impl.empty() ? chosen_experts(plan_for(job_, impl), job_.tokens.back()) : impl, inputs_);
+    if (!right_at_once(impl)) return;
     const std::int64_t sets = copies(impl);
     Contender a(job_, impl, sets);
     if (rivals.empty()) measure_all(a, nullptr);
@@ -179,6 +180,15 @@ class Bench {
       Contender b(job_, rival, std::max<std::int64_t>(1, sets / 2));
       measure_all(a, &b);
     }
+  }
+
+  /// One copy of the weights, all numbers of tokens: what is wrong is not even packed for timing.
+  bool right_at_once(const std::string& impl) {
+    Contender one(job_, impl, 1);
+    Verification ignored;
+    for (std::size_t i = 0; i < inputs_.size(); ++i)
+      if (!verified(one, i, ignored)) return false;
+    return true;
   }
 
   bool verified(Contender& contender, std::size_t i, Verification& out) {

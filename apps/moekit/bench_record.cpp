@@ -95,10 +95,11 @@ void print_bench_table(const BenchJob& job, const std::vector<BenchRow>& rows) {
                format("%.1f", row.work.flops / row.time.median * 1e-3), format("%.1e", row.verified.max_rel)});
   print(table.text());
   const BenchRow& last = rows.back();
-  print(
-      format("\nceilings in this run: %.1f GB/s read, %.0f GFLOP/s; weights rotated over %s (%lld copies); every row "
-             "verified",
-             last.gbps, last.gflops, format_bytes(last.rotated_bytes).c_str(), static_cast<long long>(last.sets)));
+  print(format(
+      "\nceilings in this run: %.1f GB/s read, %.0f GFLOP/s; weights rotated over %s (%lld copies), %s read between "
+      "calls; every row verified",
+      last.gbps, last.gflops, format_bytes(last.rotated_bytes).c_str(), static_cast<long long>(last.sets),
+      format_bytes(last.evicted_bytes).c_str()));
   for (const BenchRow& row : rows)
     if (row.ratio)
       print(
