@@ -23,7 +23,8 @@ Layer::Layer(Plan plan, Weights weights) {
     }
     impl->kernels.push_back(std::make_shared<const ModularKernel>(
         bucket.prepare_finalize, bucket.experts,
-        bucket.shared->bound(values.shared_view, values.shared_gate, &values.shared_quant), bucket.problem, bucket.kernel_options));
+        bucket.shared->bound(values.shared_view, values.shared_gate, &values.shared_quant), bucket.problem,
+        bucket.kernel_options));
   }
   impl_ = std::move(impl);
 }

@@ -35,7 +35,8 @@ struct Outcome {
 };
 
 /// hidden f32 values are rounded to the layer's type; the output comes back as raw bytes.
-Outcome run(const Layer& layer, const std::vector<float>& hidden, const Routing& routing = {}, const Tensor& logits = {}) {
+Outcome run(const Layer& layer, const std::vector<float>& hidden, const Routing& routing = {},
+            const Tensor& logits = {}) {
   const LayerConfig& config = layer.plan().config();
   const std::int64_t K = config.hidden, M = static_cast<std::int64_t>(hidden.size()) / K;
   std::vector<std::byte> x(hidden.size() * static_cast<std::size_t>(bytes(config.dtype)));
