@@ -48,7 +48,7 @@ Sizes sizes_of(const Request& r) {
   s.hidden = spec.hidden;
   s.intermediate = spec.intermediate;
   const std::int64_t tokens = r.batched ? spec.num_local * r.rows : r.rows;
-  s.max_rows = std::min(tokens, std::max<std::int64_t>(1, kMaxRoutes / s.top_k)) * s.top_k;
+  s.max_rows = std::min(tokens * s.top_k, std::max(kMaxRoutes, s.top_k));  // monotone in rows and in top_k
   s.expert = expert_layout(spec);
   s.gemm = choose_gemm(*r.unit, spec.w1.type, r.a1);
   s.quantised_h = !is_float(r.a2);
