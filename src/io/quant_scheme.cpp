@@ -1,3 +1,7 @@
+// GCC 12 warns of its own <regex> under sanitizers; a false alarm.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include "io/quant_scheme.hpp"
 
 #include <regex>
