@@ -210,6 +210,37 @@ TEST(route_values, scores_have_their_textbook_values) {
   for_every_router(c, [](const RouteResult& r) { expect_row(r, 0, {1, 2, 0}, {2, 0.5, -1.5}); });
 }
 
+TEST(route_values, scores_are_within_their_bound_over_the_whole_range) {
+  // u = 2^-24. e^-|z| to 2.5u (truncation 0.1u, argument 0.5u, the last steps of the polynomial); sigmoid adds a sum
+  // and a division: 4.5u. sqrt_softplus: e is a square (5u), log1p 4u, halved by the root, which rounds: 5.5u.
+  RouteCase c{.M = 1000, .E = 64, .k = 64};
+  for (std::int64_t i = 0; i < c.M * c.E; ++i) c.logits.push_back(-87.0f + 107.0f * static_cast<float>(i) / 64000);
+  for (auto [score, bound] : {std::pair{Score::sigmoid, 4.5}, {Score::sqrt_softplus, 5.5}}) {
+    c.config.score = score;
+    for_every_router(c, [&, kind = score, limit = bound](const RouteResult& r) {
+      double worst = 0, at = 0;
+      for (std::size_t i = 0; i < r.ids.size(); ++i) {
+        const double z = static_cast<double>(c.logits[i / 64 * 64 + static_cast<std::size_t>(r.ids[i])]);
+        const double want = kind == Score::sigmoid ? 1 / (1 + std::exp(-z)) : std::sqrt(std::log1p(std::exp(z)));
+        const double error = std::abs(static_cast<double>(r.weights[i]) / want - 1) * 0x1p24;
+        if (error > worst) worst = error, at = z;
+      }
+      EXPECT_LE(worst, limit) << "z = " << at;
+    });
+  }
+}
+
+TEST(route_values, a_nan_in_the_selection_bias_ranks_its_expert_last_and_weighs_nothing) {
+  RouteCase c{.k = 4, .logits = {3, 2, 1, 0}, .selection_bias = {kNan, 0, 0, 0}};
+  c.config.score = Score::sigmoid, c.config.selection_bias = true;
+  for_every_router(c, [](const RouteResult& r) {
+    expect_row(r, 0, {1, 2, 3, 0}, {0.880797, 0.731059, 0.5, 0.952574});
+  });
+  c.checked = true;
+  for (const auto& router : all_routers())
+    EXPECT_NE(run_route(*router, c).status.message().find("selection_bias of expert 0"), std::string::npos);
+}
+
 TEST(route_values, renormalise_divides_by_the_p_norm_with_either_epsilon) {
   RouteCase c{.logits = {4, 3, 0, 0}};
   c.config.score = Score::identity, c.config.renormalise = true, c.config.renorm_p = 2;

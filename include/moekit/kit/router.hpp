@@ -36,6 +36,9 @@ struct RouteArgs {
 };
 
 /// Selection: everything after the logits. Immutable and re-entrant. Ids are in descending order of what chooses.
+/// Precision: the reference chooses and weighs in f64 from the logits given. f32 routers choose the same ids where the
+/// logits themselves choose (no bias, no top2_sum), and else wherever the deciding values of two experts differ by more
+/// than 2^-20 · (3 + max|z| / 2 + E / 256) · max(1, |s|, |c|), those of two groups by more than twice that.
 /// Derive your own for RouterSource::custom and hand it in through PlanOptions::extra_routers: `route` then gets the
 /// hidden states, the logits where the layer has any (absent otherwise), and must write every id (in [-1, E)) and
 /// weight (final: renormalised and scaled) of its rows; rows beyond num_valid get -1 and 0.
