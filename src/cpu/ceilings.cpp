@@ -50,21 +50,37 @@ void read_slab(const std::byte* data, std::size_t bytes) {
   sink = sum[0][0] | sum[0][1];
 }
 
+constexpr void (*kPatterns[kReadPatterns])(const std::byte*, std::size_t) = {read_slab<1, 0>, read_slab<4, 0>,
+                                                                             read_slab<1, 1024>, read_slab<2, 2048>};
+
+std::size_t slab_bytes(int threads, std::size_t bytes) {
+  return bytes / static_cast<std::size_t>(threads) / 4096 * 4096;
+}
+
 }  // namespace
 
+double probe_read_gbps(int threads, const std::byte* data, std::size_t bytes, int pattern) {
+  const std::size_t slab = slab_bytes(threads, bytes);
+  auto read = [&](std::int64_t i) { kPatterns[pattern](data + static_cast<std::size_t>(i) * slab, slab); };
+  const double start = seconds();
+  cpu_executor(threads).run(
+      threads, [](void* arg, std::int64_t i) { (*static_cast<decltype(read)*>(arg))(i); }, &read);
+  return static_cast<double>(slab) * threads / (seconds() - start) * 1e-9;
+}
+
 double measure_read_gbps(int threads, std::size_t bytes) {
-  const std::size_t slab = std::max<std::size_t>(bytes / static_cast<std::size_t>(threads) / 4096 * 4096, 1 << 20);
+  const std::size_t slab = std::max<std::size_t>(slab_bytes(threads, bytes), 1 << 20);
   Arena arena(slab * static_cast<std::size_t>(threads));
-  auto slab_of = [&](std::int64_t i) { return arena.data() + static_cast<std::size_t>(i) * slab; };
   auto touch = [&](std::int64_t i) {
-    for (std::size_t at = 0; at < slab; at += 4096) slab_of(i)[at] = std::byte{1};
+    std::byte* begin = arena.data() + static_cast<std::size_t>(i) * slab;
+    for (std::size_t at = 0; at < slab; at += 4096) begin[at] = std::byte{1};
   };
   best_rate(threads, 0, 0, touch);  // pages are zeroed here
-  const auto work = static_cast<double>(slab);
-  return std::max({best_rate(threads, 2, work, [&](std::int64_t i) { read_slab<1, 0>(slab_of(i), slab); }),
-                   best_rate(threads, 2, work, [&](std::int64_t i) { read_slab<4, 0>(slab_of(i), slab); }),
-                   best_rate(threads, 2, work, [&](std::int64_t i) { read_slab<1, 1024>(slab_of(i), slab); }),
-                   best_rate(threads, 2, work, [&](std::int64_t i) { read_slab<2, 2048>(slab_of(i), slab); })});
+  double best = 0;
+  for (int repeat = 0; repeat < 2; ++repeat)
+    for (int pattern = 0; pattern < kReadPatterns; ++pattern)
+      best = std::max(best, probe_read_gbps(threads, arena.data(), arena.size(), pattern));
+  return best;
 }
 
 // ---- multiplying: register-only loops in assembly (compilers spill arrays of accumulators) -------------------------

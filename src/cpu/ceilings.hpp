@@ -17,6 +17,9 @@ Ceilings known_ceilings(Isa unit, int threads);
 
 /// One fresh measurement each. Bandwidth is the best of several read patterns over `bytes` bytes in huge pages.
 double measure_read_gbps(int threads, std::size_t bytes);
+/// One pass over memory of yours, cut into a slab per thread: what a sample of a benchmark is paired with.
+inline constexpr int kReadPatterns = 4;
+double probe_read_gbps(int threads, const std::byte* data, std::size_t bytes, int pattern);
 double measure_f32_gflops(Isa unit, int threads);
 double measure_bf16_dot_gflops(int threads);  ///< 0 where there is no such instruction
 double measure_int8_gops(Isa unit, int threads);

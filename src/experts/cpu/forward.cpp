@@ -82,6 +82,13 @@ class Call {
   void second_gemm_standard(std::int64_t thread);
   void second_gemm_batched(std::int64_t thread);
   PanelJob second_job(const Segment& segment, const ThreadScratch& scratch) const;
+  /// The panel of the segment after the i-th, or null.
+  const char* weights_after(std::int64_t i, std::int64_t panel) const {
+    if (i + 1 >= num_segments_) return nullptr;
+    const PanelLayout& l = s_.expert.w2;
+    return reinterpret_cast<const char*>(args_.weights.expert(ws_.segments[i + 1].expert) + l.weights) +
+           panel * l.panel_bytes();
+  }
   void clear_padding(std::int64_t thread) const;
   void reduce(const ThreadScratch& scratch, std::int64_t first_panel, std::int64_t last_panel) const;
 
@@ -92,7 +99,8 @@ class Call {
     return out;
   }
   std::int64_t panel_group(const RowLayout& layout, std::int64_t rows) const {
-    return rows <= unit_.stream_rows || rows * layout.row_bytes() * 2 <= caches().l2 ? 1 : kPanelGroup;
+    if (rows == 1) return unit_.streams;
+    return rows <= unit_.stream_rows || rows * layout.row_bytes() * 8 <= caches().l2 ? 1 : kPanelGroup;
   }
   /// Rows of a segment in blocks of equal size, whole register tiles.
   std::int64_t row_step(std::int64_t rows) const {
@@ -396,6 +404,7 @@ void Call::second_gemm_standard(std::int64_t thread) {
       for (job.row0 = 0; job.row0 < segment.rows; job.row0 += step) {
         job.rows = std::min(step, segment.rows - job.row0);
         job.group = panel_group(s_.rows2, job.rows);
+        job.after = weights_after(i, p0);
         if (s_.quantised_h) job.a_scale = ws_.scale2 + (segment.first + job.row0) * job.a_scale_stride;
         const std::int32_t* route = ws_.order + segment.first + job.row0;
         multiply_panels(job, [&](std::int64_t panel, const float* c) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "cpu/isa.hpp"
 #include "experts/cpu/sizes.hpp"
 
 namespace moekit::cpu {
@@ -19,6 +20,7 @@ struct PanelJob {
   const float* a_scale = nullptr;   ///< of row0; [rows][groups], i8 and e4m3
   std::int64_t a_scale_stride = 1;  ///< floats
   std::int64_t group = 1;           ///< panels that share a pass over A
+  const char* after = nullptr;      ///< weights that the thread reads when this job is done
   ThreadScratch scratch;
 };
 
@@ -34,7 +36,8 @@ inline std::int64_t block_stride(const RowLayout& l, std::int64_t kb) {
   return std::min(l.kc, l.width - kb * l.kc) * l.element;
 }
 
-inline void multiply_block(const PanelJob& job, std::int64_t panel, std::int64_t kb, float* c, const char* next) {
+inline void multiply_block(const PanelJob& job, std::int64_t panel, std::int64_t kb, float* c, const char* next,
+                           int panels = 1) {
   const PanelLayout& l = *job.layout;
   const RowLayout& r = job.rows_layout;
   const std::int64_t k0 = kb * r.kc;
@@ -48,6 +51,10 @@ inline void multiply_block(const PanelJob& job, std::int64_t panel, std::int64_t
   g.first = kb == 0;
   g.next = next;
   g.next_bytes = g.k * l.k_bytes();
+  g.panels = panels;
+  g.panel_stride = l.panel_bytes();
+  g.b_scale_stride = 2 * l.groups;
+  g.ahead = vendor() == Vendor::intel ? 1024 : 0;  // helps there, hurts elsewhere
   if (job.gemm == Gemm::e4m3) {
     const std::int64_t at = k0 / kScaleGroup;
     if (job.a_scale) g.a_scale = job.a_scale + at;
@@ -88,16 +95,19 @@ void multiply_panels(const PanelJob& job, const Done& done) {
   const std::int64_t stride = job.rows * kPanelColumns;
   for (std::int64_t p0 = job.first_panel; p0 < job.last_panel; p0 += job.group) {
     const std::int64_t p1 = std::min(job.last_panel, p0 + job.group);
-    for (std::int64_t kb = 0; kb < blocks; ++kb)
-      for (std::int64_t p = p0; p < p1; ++p) {
-        // what comes after this piece: the same block of the next panel, or the next block
-        const std::int64_t next_p = p + 1 < p1 ? p + 1 : kb + 1 < blocks ? p0 : p1;
-        const std::int64_t next_k = p + 1 < p1 ? kb : kb + 1 < blocks ? kb + 1 : 0;
-        const char* next = next_p < job.last_panel && blocks > 1
-                               ? weights + next_p * l.panel_bytes() + next_k * r.kc * l.k_bytes()
-                               : nullptr;
-        multiply_block(job, p, kb, job.scratch.c + (p - p0) * stride, next);
-      }
+    if (job.rows == 1 && blocks == 1)
+      multiply_block(job, p0, 0, job.scratch.c, nullptr, static_cast<int>(p1 - p0));
+    else
+      for (std::int64_t kb = 0; kb < blocks; ++kb)
+        for (std::int64_t p = p0; p < p1; ++p) {
+          // what comes after this piece: the same block of the next panel, or the next block
+          const std::int64_t next_p = p + 1 < p1 ? p + 1 : kb + 1 < blocks ? p0 : p1;
+          const std::int64_t next_k = p + 1 < p1 ? kb : kb + 1 < blocks ? kb + 1 : 0;
+          const char* next =
+              next_p < job.last_panel ? weights + next_p * l.panel_bytes() + next_k * r.kc * l.k_bytes() : job.after;
+          if (blocks == 1) next = nullptr;  // one long stream: the processor sees it coming
+          multiply_block(job, p, kb, job.scratch.c + (p - p0) * stride, next);
+        }
     for (std::int64_t p = p0; p < p1; ++p) {
       float* c = job.scratch.c + (p - p0) * stride;
       settle_panel(job, p, c);

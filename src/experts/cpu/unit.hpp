@@ -43,6 +43,10 @@ struct BlockArgs {
   // what will be read next: asked for while this piece is multiplied; null = nothing
   const char* next = nullptr;
   int64_t next_bytes = 0;
+  // one row: several panels at a time, panel s at b + s · panel_stride, c + 32 s, b_scale + s · b_scale_stride
+  int panels = 1;  ///< ≤ Unit::streams; more than 1 only with rows = 1 and all of K
+  int64_t panel_stride = 0, b_scale_stride = 0;
+  int64_t ahead = 0;  ///< bytes between what is read and what is asked for
 };
 
 /// i32 sums to f32, scales, biases: C in place.
@@ -85,6 +89,7 @@ struct Unit {
   const char* name;
   int max_rows;     ///< rows of the register tile
   int stream_rows;  ///< up to so many rows, every byte of B is read once, in order: no need to cut K
+  int streams;      ///< panels that one row reads at a time
   int i8_a_bytes;   ///< bytes of one int8 activation as the kernel reads it
   bool i8_offset;   ///< activations are offset by 128: SettleArgs::colsum
   bool has_bf16_dot;

@@ -8,7 +8,7 @@ namespace {
 
 using V = simd::Avx2;
 struct Shape {
-  static constexpr int kRows = 6, kStreamRows = 2;
+  static constexpr int kRows = 6, kStreamRows = 2, kStreams = 3;
   static constexpr int vectors(int rows) { return rows <= 2 ? 4 : 2; }
 };
 struct ShapeI8 {
@@ -43,7 +43,9 @@ void tile_i8(const BlockArgs& g, int64_t row) {
   const int* a[MR];
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) a[r] = reinterpret_cast<const int*>(g.a + (row + r) * g.lda);
+  Prefetch ahead = share_of_next(g, row, MR, 0, 1, g.k);
   for (int64_t at = 0; at < g.k / 2; at += 2, b += 4 * kC) {
+    if (at % (kPrefetchStep / 2) == 0) ahead.step();
 #pragma GCC unroll 16
     for (int j = 0; j < kVectors; ++j) {
       const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b) + j);
@@ -61,7 +63,41 @@ void tile_i8(const BlockArgs& g, int64_t row) {
     for (int j = 0; j < kVectors; ++j)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(c + r * kC + j * V::width), sum[r][j]);
 }
+/// One row times S panels.
+template <int S>
+void stream_i8(const BlockArgs& g) {
+  __m256i sum[S][kVectors];
+#pragma GCC unroll 4
+  for (int s = 0; s < S; ++s)
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) sum[s][j] = _mm256_setzero_si256();
+  const char* b = g.b;
+  const int* a = reinterpret_cast<const int*>(g.a);
+  for (int64_t at = 0; at < g.k / 2; at += 2, b += 4 * kC) {
+    const __m256i x_even = _mm256_set1_epi32(a[at]), x_odd = _mm256_set1_epi32(a[at + 1]);
+#pragma GCC unroll 4
+    for (int s = 0; s < S; ++s) {
+      const char* panel = b + s * g.panel_stride;
+      __builtin_prefetch(panel + g.ahead, 0, 3);
+      __builtin_prefetch(panel + g.ahead + 64, 0, 3);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) {
+        const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel) + j);
+        const __m256i odd = _mm256_srai_epi16(four, 8), even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8);
+        sum[s][j] = _mm256_add_epi32(sum[s][j],
+                                     _mm256_add_epi32(_mm256_madd_epi16(even, x_even), _mm256_madd_epi16(odd, x_odd)));
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int s = 0; s < S; ++s)
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(g.c + s * kC + j * V::width), sum[s][j]);
+}
 void gemm_i8(const BlockArgs& g) {
+  if (g.panels == 3) return stream_i8<3>(g);
+  if (g.panels == 2) return stream_i8<2>(g);
   over_rows<ShapeI8>(g, [&](auto rows, int64_t row) { tile_i8<rows.value>(g, row); });
 }
 

@@ -48,6 +48,33 @@ struct WeightE4m3 {
   }
 };
 
+/// The lines of the next piece that one pass over k asks for, a few at a time: a burst would fill the miss buffers and
+/// hold up the loads of the rows.
+struct Prefetch {
+  const char* at = nullptr;
+  const char* end = nullptr;
+  int64_t per_step = 0;
+
+  void step() {
+    const char* stop = at + per_step;
+    if (stop > end) stop = end;
+    for (; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+inline constexpr int64_t kPrefetchStep = 32;  // k between two calls of step()
+
+/// Pass `pass` of `passes` over the rows [row, row + rows): its share of the next piece.
+inline Prefetch share_of_next(const BlockArgs& g, int64_t row, int64_t rows, int64_t pass, int64_t passes, int64_t k) {
+  Prefetch out;
+  if (!g.next) return out;
+  const int64_t lines = (g.next_bytes + 63) / 64, whole = g.rows * passes, first = row * passes + pass * rows;
+  out.at = g.next + lines * first / whole * 64;
+  out.end = g.next + lines * (first + rows) / whole * 64;
+  const int64_t steps = (k + kPrefetchStep - 1) / kPrefetchStep;
+  out.per_step = ((out.end - out.at) / 64 + steps - 1) / steps * 64;
+  return out;
+}
+
 /// MR rows × NV vectors of accumulators, vectors j0 … j0 + NV of the panel.
 template <class V, int MR, int NV>
 struct Tile {
@@ -82,7 +109,14 @@ struct Tile {
       }
   }
   template <class W>
-  void multiply(const char* b, int j0, const float* a, int64_t lda, int64_t k) {
+  void multiply(const char* b, int j0, const float* a, int64_t lda, int64_t k, Prefetch& ahead) {
+    for (int64_t k0 = 0; k0 < k; k0 += kPrefetchStep, b += kPrefetchStep / W::kp * W::kBytes, a += kPrefetchStep) {
+      ahead.step();
+      multiply_step<W>(b, j0, a, lda, k - k0 < kPrefetchStep ? k - k0 : kPrefetchStep);
+    }
+  }
+  template <class W>
+  void multiply_step(const char* b, int j0, const float* a, int64_t lda, int64_t k) {
     for (int64_t at = 0; at < k; at += W::kp, b += W::kBytes) {
 #pragma GCC unroll 4
       for (int p = 0; p < W::kp; ++p) {
@@ -112,14 +146,6 @@ struct Tile {
   }
 };
 
-/// Asks for the share of the next piece that belongs to one of the row tiles.
-inline void prefetch_share(const BlockArgs& g, int64_t row, int64_t rows) {
-  if (!g.next) return;
-  const int64_t lines = (g.next_bytes + 63) / 64;
-  const char* end = g.next + lines * (row + rows) / g.rows * 64;
-  for (const char* at = g.next + lines * row / g.rows * 64; at < end; at += 64) __builtin_prefetch(at, 0, 2);
-}
-
 template <class V, class W, int MR, int NV>
 void multiply_tile(const BlockArgs& g, int64_t row) {
   const float* a = reinterpret_cast<const float*>(g.a + row * g.lda);
@@ -131,7 +157,8 @@ void multiply_tile(const BlockArgs& g, int64_t row) {
       tile.zero();
     else
       tile.load(c);
-    tile.template multiply<W>(g.b, j0, a, g.lda / 4, g.k);
+    Prefetch ahead = share_of_next(g, row, MR, j0 / NV, kC / V::width / NV, g.k);
+    tile.template multiply<W>(g.b, j0, a, g.lda / 4, g.k, ahead);
     tile.store(c);
   }
 }
@@ -154,9 +181,67 @@ void multiply_groups(const BlockArgs& g, int64_t row) {
     for (int j0 = 0; j0 < kC / V::width; j0 += NV) {
       Tile<V, MR, NV> tile;
       tile.zero();
-      tile.template multiply<W>(g.b + k0 / W::kp * W::kBytes, j0, a + k0, g.lda / 4, k);
+      Prefetch ahead = share_of_next(g, row, MR, j0 / NV, kC / V::width / NV, k);
+      tile.template multiply<W>(g.b + k0 / W::kp * W::kBytes, j0, a + k0, g.lda / 4, k, ahead);
       tile.store_scaled(g.c + row * kC + j0 * V::width, scale[0], j0 * V::width);
     }
+  }
+}
+
+/// One row times S panels at a time. One stream of loads leaves bandwidth unused that several get
+/// (docs/performance.md); lines are asked for kStreamAhead bytes before they are needed.
+template <class V, class W, int S>
+struct Streams {
+  static constexpr int kVectors = kC / V::width;
+  typename V::F sum[S][kVectors];
+
+  void multiply(const char* b, int64_t stride, const float* a, int64_t k, int64_t ahead) {
+#pragma GCC unroll 4
+    for (int s = 0; s < S; ++s)
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) sum[s][j] = typename V::F{};
+    for (int64_t at = 0; at < k; at += W::kp, b += W::kBytes) {
+#pragma GCC unroll 4
+      for (int s = 0; s < S; ++s)
+#pragma GCC unroll 2
+        for (int line = 0; line < W::kBytes; line += 64) __builtin_prefetch(b + s * stride + ahead + line, 0, 3);
+#pragma GCC unroll 4
+      for (int p = 0; p < W::kp; ++p) {
+        const typename V::F x = V::set1(a[at + p]);
+#pragma GCC unroll 4
+        for (int s = 0; s < S; ++s)
+#pragma GCC unroll 8
+          for (int j = 0; j < kVectors; ++j) sum[s][j] = V::fma(x, W::value(b + s * stride, j, p), sum[s][j]);
+      }
+    }
+  }
+  void store(float* c) const {
+    for (int s = 0; s < S; ++s)
+      for (int j = 0; j < kVectors; ++j) V::store(c + s * kC + j * V::width, sum[s][j]);
+  }
+};
+
+template <class V, class W, int S>
+void stream_panels(const BlockArgs& g) {
+  Streams<V, W, S> streams;
+  streams.multiply(g.b, g.panel_stride, reinterpret_cast<const float*>(g.a), g.k, g.ahead);
+  streams.store(g.c);
+}
+template <class V, int S>
+void stream_groups(const BlockArgs& g) {
+  typedef WeightE4m3<V> W;
+  for (int i = 0; i < S * kC; ++i) g.c[i] = 0;
+  for (int64_t group = 0, k0 = 0; k0 < g.k; ++group, k0 += kScaleGroup) {
+    const int64_t k = g.k - k0 < kScaleGroup ? g.k - k0 : kScaleGroup;
+    Streams<V, W, S> streams;
+    streams.multiply(g.b + k0 * W::kBytes, g.panel_stride, reinterpret_cast<const float*>(g.a) + k0, k, g.ahead);
+    const float row = g.a_scale ? g.a_scale[group] : kE4m3Shift;
+    for (int s = 0; s < S; ++s)
+      for (int j = 0; j < kC / V::width; ++j) {
+        float* at = g.c + s * kC + j * V::width;
+        const float scale = row * g.b_scale[s * g.b_scale_stride + 2 * group + j * V::width / kHalfPanel];
+        V::store(at, V::fma(streams.sum[s][j], V::set1(scale), V::load(at)));
+      }
   }
 }
 
@@ -171,7 +256,6 @@ void over_rows(const BlockArgs& g, const Run& run) {
   constexpr int MR = Shape::kRows;
   int64_t row = 0;
   auto take = [&](auto rows) {
-    prefetch_share(g, row, rows.value);
     run(rows, row);
     row += rows.value;
   };
@@ -196,6 +280,12 @@ void over_rows(const BlockArgs& g, const Run& run) {
 
 template <class V, class W, class Shape>
 void gemm_block(const BlockArgs& g) {
+  if constexpr (Shape::kStreams >= 4)
+    if (g.panels == 4) return stream_panels<V, W, 4>(g);
+  if constexpr (Shape::kStreams >= 3)
+    if (g.panels == 3) return stream_panels<V, W, 3>(g);
+  if constexpr (Shape::kStreams >= 2)
+    if (g.panels == 2) return stream_panels<V, W, 2>(g);
   over_rows<Shape>(
       g, [&](auto rows, int64_t row) { multiply_tile<V, W, rows.value, Shape::vectors(rows.value)>(g, row); });
 }
@@ -214,6 +304,12 @@ void expand(const char* b, int64_t k, float* out) {
 /// operations as without.
 template <class V, class Shape>
 void gemm_e4m3(const BlockArgs& g) {
+  if constexpr (Shape::kStreams >= 4)
+    if (g.panels == 4) return stream_groups<V, 4>(g);
+  if constexpr (Shape::kStreams >= 3)
+    if (g.panels == 3) return stream_groups<V, 3>(g);
+  if constexpr (Shape::kStreams >= 2)
+    if (g.panels == 2) return stream_groups<V, 2>(g);
   auto groups_of = [](const BlockArgs& args, auto weight) {
     over_rows<Shape>(args, [&](auto rows, int64_t row) {
       multiply_groups<V, decltype(weight), rows.value, Shape::vectors(rows.value)>(args, row);
@@ -230,6 +326,7 @@ template <class V, class Shape>
 constexpr void fill_gemm(Unit& unit) {
   unit.max_rows = Shape::kRows;
   unit.stream_rows = Shape::kStreamRows;
+  unit.streams = Shape::kStreams;
   unit.gemm[static_cast<int>(Gemm::f32)] = gemm_block<V, WeightF32<V>, Shape>;
   unit.gemm[static_cast<int>(Gemm::bf16)] = gemm_block<V, WeightBf16<V>, Shape>;
   unit.gemm[static_cast<int>(Gemm::f16)] = gemm_block<V, WeightF16<V>, Shape>;

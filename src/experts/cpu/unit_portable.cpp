@@ -8,7 +8,7 @@ namespace {
 
 using V = simd::Portable;
 struct Shape {
-  static constexpr int kRows = 3, kStreamRows = 1;
+  static constexpr int kRows = 3, kStreamRows = 1, kStreams = 1;
   static constexpr int vectors(int rows) { return rows == 1 ? 8 : 4; }
 };
 
