@@ -153,7 +153,7 @@ std::string latency_svg(std::string_view title, std::string_view subtitle, const
   for (std::size_t i = 0; i < series.size(); ++i) {
     if (series[i].points.empty()) continue;
     chart.band_and_curve(series[i], i);
-    labels.push_back({chart.y.at(series[i].points.back().median_us), series[i].name, "f" + std::to_string(i % 6)});
+    labels.push_back({chart.y.at(series[i].points.back().median_us), series[i].name, format("f%zu", i % 6)});
   }
   draw_labels(svg, labels, label_x);
   return svg.finish();

@@ -39,6 +39,8 @@ std::vector<const ExpertsEntry*> runnable(const std::vector<const ExpertsEntry*>
   return out;
 }
 
+std::string rows_name(std::int64_t rows) { return format("M%lld", static_cast<long long>(rows)); }
+
 void verify_golden(Subjected& s, const Subject& subject, const io::Golden& golden) {
   const std::vector<io::GoldenCase> cases = golden_cases(golden, s.layer);
   if (cases.empty()) {
@@ -53,7 +55,7 @@ void verify_golden(Subjected& s, const Subject& subject, const io::Golden& golde
     check_golden_experts(s, golden, one, rows);
     if (&one != &cases.back()) continue;
     const std::int64_t n = std::min<std::int64_t>(one.in.rows(), 37);
-    check_determinism(s, {"M" + std::to_string(n), one.in.slice_rows(0, n), routing.view().slice_rows(0, n)});
+    check_determinism(s, {rows_name(n), one.in.slice_rows(0, n), routing.view().slice_rows(0, n)});
   }
 }
 
@@ -74,7 +76,7 @@ void verify_generated(Subjected& s, const Subject& subject) {
       logits = logits_for(wanted.ids.tensor, config.num_experts, 7);
     }
     const RoutingRows routing = route_with("reference", logits.tensor, config, s.source.router);
-    const CaseRows rows{"M" + std::to_string(M), x.tensor, routing.view()};
+    const CaseRows rows{rows_name(M), x.tensor, routing.view()};
     if (s.source.router.weight.present()) check_routers(s, rows, {});
     check_against_oracle(s, rows);
     if (M > 1) check_determinism(s, rows);

@@ -188,7 +188,7 @@ void check_dequantised(Subjected& s, const std::string& path) {
   std::int64_t wrong = 0, seen = 0;
   std::string first;
   auto check = [&](std::int64_t e, const char* which, const Tensor& data, const Tensor& scale, const QuantDesc& desc) {
-    const std::string key = "experts." + std::to_string(e) + "." + which;
+    const std::string key = format("experts.%lld.%s", static_cast<long long>(e), which);
     const io::Json* entry = hashes.find(key);
     const io::Json* hash = entry != nullptr ? entry->find("fnv1a64") : nullptr;
     if (hash == nullptr || hash->string() == nullptr)
