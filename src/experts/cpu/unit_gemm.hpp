@@ -216,7 +216,9 @@ struct Streams {
     }
   }
   void store(float* c) const {
+#pragma GCC unroll 4
     for (int s = 0; s < S; ++s)
+#pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) V::store(c + s * kC + j * V::width, sum[s][j]);
   }
 };
@@ -236,7 +238,9 @@ void stream_groups(const BlockArgs& g) {
     Streams<V, W, S> streams;
     streams.multiply(g.b + k0 * W::kBytes, g.panel_stride, reinterpret_cast<const float*>(g.a) + k0, k, g.ahead);
     const float row = g.a_scale ? g.a_scale[group] : kE4m3Shift;
+#pragma GCC unroll 4
     for (int s = 0; s < S; ++s)
+#pragma GCC unroll 8
       for (int j = 0; j < kC / V::width; ++j) {
         float* at = g.c + s * kC + j * V::width;
         const float scale = row * g.b_scale[s * g.b_scale_stride + 2 * group + j * V::width / kHalfPanel];

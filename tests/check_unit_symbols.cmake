@@ -1,0 +1,18 @@
+# cmake -DNM=… -DOBJECTS=a.o;b.o -P: fails if an ISA unit exports anything but its own table, or has a weak symbol (an
+# inline function that the linker could pick for a CPU without those instructions).
+foreach(object ${OBJECTS})
+  execute_process(COMMAND ${NM} --defined-only --extern-only ${object} OUTPUT_VARIABLE symbols RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${NM} failed on ${object}")
+  endif()
+  string(REGEX MATCHALL "[A-Za-z] [^\n]+" lines "${symbols}")
+  list(LENGTH lines count)
+  if(count EQUAL 0)
+    message(FATAL_ERROR "${object} exports nothing: is it the right file?")
+  endif()
+  foreach(line ${lines})
+    if(NOT line MATCHES "^[DR] .*k(Portable|Avx2|Avx512|Avx512Bf16)Unit")
+      message(FATAL_ERROR "${object} exports ${line}")
+    endif()
+  endforeach()
+endforeach()
