@@ -10,9 +10,12 @@ add_test(NAME replay_trace COMMAND replay_trace ${moekit_traces}/modular_kernel.
                                    ${moekit_traces}/normalize_output.jsonl)
 set_tests_properties(replay_trace PROPERTIES PASS_REGULAR_EXPRESSION "(^|\n)123 passed, 0 failed, 0 skipped")
 
-moekit_test(test_kit test_kit_records.cpp test_kit_reduce.cpp test_kit_kernel.cpp test_kit_chunking.cpp)
+moekit_test(test_kit test_kit_records.cpp test_kit_reduce.cpp test_kit_kernel.cpp test_kit_flow.cpp test_kit_memory.cpp
+                     test_kit_chunking.cpp)
 moekit_test(test_kit_allocation test_kit_allocation.cpp)
 moekit_test(test_kit_replay test_kit_replay.cpp)
 target_link_libraries(test_kit_replay PRIVATE moekit_replay)
 
 moekit_test(test_dispatch test_dispatch_single_rank.cpp)
+moekit_test(test_tail test_tail.cpp)
+moekit_test(test_docs_map test_docs_map.cpp)

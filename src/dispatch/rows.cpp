@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "reduce/row_sum.hpp"
 #include "text.hpp"
 
 namespace moekit::dispatch {
@@ -68,8 +69,7 @@ void make_row(const RowPlan& plan, const Tensor& hidden, std::int64_t row, float
   } else if (factor == 1.0f && plan.type == from.dtype) {
     std::memcpy(data, from.data, plan.row_bytes(K));
   } else {
-    for (std::int64_t c = 0; c < K; ++c)  // one rounding: the product is f32
-      numeric::store_f32(data, plan.type, c, numeric::load_f32(from.data, from.dtype, c) * factor);
+    reduce::convert_row(from.data, from.dtype, data, plan.type, K, factor);
   }
 }
 

@@ -23,7 +23,8 @@ constexpr ExpertsEntry kExperts[] = {
     {"cpu_batched.avx2", &cpu::make_batched<Isa::avx2>, &cpu::available<Isa::avx2>},
     {"cpu_batched.portable", &cpu::make_batched<Isa::portable>, &cpu::available<Isa::portable>},
     {"naive_batched", &experts::make_naive_batched, &anywhere},
-    {"reference", &experts::make_reference, &anywhere},  // f64, scalar
+    {"reference_open", &experts::make_open_reference, &anywhere},  // the reference, which can stop after GEMM2
+    {"reference", &experts::make_reference, &anywhere},            // f64, scalar
 };
 
 }  // namespace

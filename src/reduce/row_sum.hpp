@@ -24,6 +24,19 @@ inline void add_scaled(float* sum, const void* row, DType type, std::int64_t beg
   }
 }
 
+/// value[i] = row[begin + i]
+inline void load(float* value, const void* row, DType type, std::int64_t begin, std::int64_t count) {
+  if (type == DType::f32) {
+    std::copy_n(static_cast<const float*>(row) + begin, count, value);
+  } else if (type == DType::bf16) {
+    const std::uint16_t* in = static_cast<const std::uint16_t*>(row) + begin;
+    for (std::int64_t i = 0; i < count; ++i) value[i] = numeric::bf16_to_f32(in[i]);
+  } else {
+    const std::uint16_t* in = static_cast<const std::uint16_t*>(row) + begin;
+    for (std::int64_t i = 0; i < count; ++i) value[i] = numeric::f16_to_f32(in[i]);
+  }
+}
+
 /// row[begin + i] = value[i], rounded to `type`
 inline void store(void* row, DType type, std::int64_t begin, std::int64_t count, const float* value) {
   if (type == DType::f32) {
@@ -34,6 +47,17 @@ inline void store(void* row, DType type, std::int64_t begin, std::int64_t count,
   } else {
     std::uint16_t* out = static_cast<std::uint16_t*>(row) + begin;
     for (std::int64_t i = 0; i < count; ++i) out[i] = numeric::f32_to_f16(value[i]);
+  }
+}
+
+/// A row of K elements in another type, each times `factor` in f32, one rounding.
+inline void convert_row(const void* from, DType from_type, void* to, DType to_type, std::int64_t K, float factor) {
+  float value[kBlock];
+  for (std::int64_t begin = 0; begin < K; begin += kBlock) {
+    const std::int64_t count = std::min(kBlock, K - begin);
+    load(value, from, from_type, begin, count);
+    for (std::int64_t i = 0; i < count; ++i) value[i] *= factor;
+    store(to, to_type, begin, count, value);
   }
 }
 

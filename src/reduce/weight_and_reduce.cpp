@@ -76,8 +76,7 @@ Status apply_no_op(const Tensor& output, const Tensor& expert_output, Tensor& re
     if (same_type)  // a copy keeps NaN payloads and signed zeros
       std::memcpy(to.data, from.data, static_cast<std::size_t>(to.shape[0] * bytes(to.dtype)));
     else
-      for (std::int64_t c = 0; c < to.shape[0]; ++c)
-        numeric::store_f32(to.data, to.dtype, c, numeric::load_f32(from.data, from.dtype, c));
+      reduce::convert_row(from.data, from.dtype, to.data, to.dtype, to.shape[0], 1.0f);
   }
   return {};
 }

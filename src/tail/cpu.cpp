@@ -1,6 +1,8 @@
+// Tails on CPU: one pass over the routes of a token per block of columns, everything f32, one rounding per output.
 #include <cmath>
 
-#include "quant/numeric.hpp"
+#include "kit/for_rows.hpp"
+#include "reduce/row_sum.hpp"
 #include "tail/tail.hpp"
 #include "text.hpp"
 
@@ -9,82 +11,111 @@ using text::concat;
 
 namespace {
 
-float load(const Tensor& row, std::int64_t c) { return numeric::load_f32(row.data, row.dtype, c * row.stride[0]); }
-void store(const Tensor& row, std::int64_t c, float v) {
-  numeric::store_f32(row.data, row.dtype, c * row.stride[0], v);
+using reduce::kBlock;
+
+void add(float* sum, const Tensor& row, std::int64_t begin, std::int64_t count) {
+  reduce::add_scaled(sum, row.data, row.dtype, begin, count, 1.0f);
 }
 
-/// Column c of r for one token.
-class Row {
- public:
-  Row(const MoeOutput& moe, const Tail& tail, std::int64_t t) : moe_(moe), t_(t), residual_(tail.residual.index(t)) {
-    if (moe.shared.present()) shared_ = moe.shared.index(t);
-    if (const Tensor* finalised = std::get_if<Tensor>(&moe.routed))
-      routed_ = finalised->index(t);
-    else
-      open_ = &std::get<UnfinalizedOutput>(moe.routed);
-  }
-  float value(std::int64_t c) const {
-    float sum = open_ ? open_sum(c) : load(routed_, c);
-    sum *= moe_.routed_scaling_factor;
-    if (shared_.present()) sum += load(shared_, c);
-    return load(residual_, c) + sum;
-  }
-
- private:
-  float open_sum(std::int64_t c) const {
-    float sum = 0;
-    const Tensor ids = open_->expanded_to_permuted.index(t_), weights = open_->expert_weights.index(t_);
-    for (std::int64_t j = 0; j < ids.shape[0]; ++j) {
-      const std::int32_t at = ids.as<std::int32_t>()[j * ids.stride[0]];
-      if (at >= 0) sum += load(weights, j) * load(open_->gemm2_permuted.index(at), c);
+/// value[i] = scale · Σ_j w_j · gemm2[idx_j] (+ shared) for columns [begin, begin + count) of token t.
+void routed_block(const MoeOutput& moe, std::int64_t t, std::int64_t begin, std::int64_t count, float* value) {
+  std::fill_n(value, count, 0.0f);
+  if (const Tensor* finalised = std::get_if<Tensor>(&moe.routed)) {
+    add(value, finalised->index(t), begin, count);
+  } else {
+    const UnfinalizedOutput& open = std::get<UnfinalizedOutput>(moe.routed);
+    const Tensor& weights = open.expert_weights;
+    const std::int64_t k = open.expanded_to_permuted.shape[1];
+    for (std::int64_t j = 0; j < k; ++j) {
+      const std::int32_t row = open.expanded_to_permuted.at<std::int32_t>(t, j);
+      if (row < 0) continue;
+      const float weight =
+          numeric::load_f32(weights.data, weights.dtype, t * weights.stride[0] + j * weights.stride[1]);
+      reduce::add_scaled(value, open.gemm2_permuted.index(row).data, open.gemm2_permuted.dtype, begin, count, weight);
     }
-    return sum;
   }
+  if (moe.routed_scaling_factor != 1.0f)
+    for (std::int64_t i = 0; i < count; ++i) value[i] *= moe.routed_scaling_factor;
+  if (moe.shared.present()) add(value, moe.shared.index(t), begin, count);
+}
 
-  const MoeOutput& moe_;
-  std::int64_t t_;
-  Tensor residual_, shared_, routed_;
-  const UnfinalizedOutput* open_ = nullptr;
-};
+/// Σ x², sixteen partial sums.
+float sum_of_squares(const float* x, std::int64_t n) {
+  float lanes[16] = {};
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (std::int64_t l = 0; l < 16; ++l) lanes[l] += x[i + l] * x[i + l];
+  for (; i < n; ++i) lanes[i % 16] += x[i] * x[i];
+  float sum = 0;
+  for (float lane : lanes) sum += lane;
+  return sum;
+}
+
+void norm_row(const MoeOutput& moe, const Tail& tail, std::int64_t t) {
+  const Tensor residual = tail.residual.index(t), norm = tail.norm_out.index(t),
+               residual_out = tail.residual_out.index(t);
+  const std::int64_t K = residual.shape[0];
+  float value[kBlock];
+  const auto block = [&](std::int64_t begin, std::int64_t count) {
+    routed_block(moe, t, begin, count, value);
+    add(value, residual, begin, count);
+  };
+  float squares = 0;
+  for (std::int64_t begin = 0; begin < K; begin += kBlock) {
+    const std::int64_t count = std::min(kBlock, K - begin);
+    block(begin, count);
+    squares += sum_of_squares(value, count);
+  }
+  const float factor = 1.0f / std::sqrt(squares / static_cast<float>(K) + tail.eps);
+  for (std::int64_t begin = 0; begin < K; begin += kBlock) {
+    const std::int64_t count = std::min(kBlock, K - begin);
+    block(begin, count);  // once more; read before it is written: residual_out may be residual
+    reduce::store(residual_out.data, residual_out.dtype, begin, count, value);
+    for (std::int64_t i = 0; i < count; ++i)
+      value[i] =
+          value[i] * factor * numeric::load_f32(tail.gamma.data, tail.gamma.dtype, (begin + i) * tail.gamma.stride[0]);
+    reduce::store(norm.data, norm.dtype, begin, count, value);
+  }
+}
 
 Status check(const Tensor& tensor, const char* what, std::int64_t rows, std::int64_t columns) {
-  if (tensor.data == nullptr)
-    return Status(StatusCode::invalid_argument, concat("[tail] ", what, " is missing"), "", what);
-  const bool shaped = columns == 0 ? tensor.rank == 1 && tensor.shape[0] == rows
-                                   : tensor.rank == 2 && tensor.shape[0] == rows && tensor.shape[1] == columns;
-  if (!shaped)
+  if (tensor.rank != 2 || tensor.shape[0] != rows || tensor.shape[1] != columns)
     return Status(StatusCode::invalid_shape,
-                  concat("[tail] ", what, " is ", shape_string(tensor), ", the layer has ", rows, " rows of ", columns),
-                  "", what);
-  if (!is_float(tensor.dtype))
-    return Status(StatusCode::invalid_dtype, concat("[tail] ", what, " must be a float type, got ", name(tensor.dtype)),
-                  "", what);
+                  concat("[tail] ", what, " must be [", rows, ", ", columns, "], got ", shape_string(tensor)), {},
+                  what);
+  if (tensor.data == nullptr && tensor.numel() > 0)
+    return Status(StatusCode::invalid_argument, concat("[tail] ", what, " is a null pointer"), {}, what);
+  if (!reduce::can_sum(tensor.dtype))
+    return Status(StatusCode::invalid_dtype,
+                  concat("[tail] ", what, " must be f32, bf16 or f16, got ", name(tensor.dtype)), {}, what);
+  if (tensor.stride[1] != 1 && columns > 1)
+    return Status(StatusCode::invalid_shape,
+                  concat("[tail] the columns of ", what, " must lie side by side, got stride ", tensor.stride[1]), {},
+                  what);
   return {};
 }
 
-struct Work {
-  const MoeOutput* moe;
-  const Tail* tail;
-};
+Status check_moe(const MoeOutput& moe, std::int64_t rows, std::int64_t columns) {
+  if (moe.shared.present())
+    if (Status s = check(moe.shared, "shared", rows, columns); !s.ok()) return s;
+  if (const Tensor* finalised = std::get_if<Tensor>(&moe.routed)) return check(*finalised, "routed", rows, columns);
+  const UnfinalizedOutput& open = std::get<UnfinalizedOutput>(moe.routed);
+  const Tensor parts[] = {open.gemm2_permuted, open.expert_weights, open.expanded_to_permuted};
+  std::variant<Tensor, UnfinalizedOutput> checked;
+  if (Status s = normalize_output({parts}, false, rows, open.expanded_to_permuted.shape[1], {}, checked); !s.ok())
+    return s;
+  if (open.expert_weights.rank != 2 || !reduce::can_sum(open.expert_weights.dtype))
+    return Status(StatusCode::invalid_dtype,
+                  concat("[tail] weights must be f32, bf16 or f16 [M, k], got ", name(open.expert_weights.dtype), " ",
+                         shape_string(open.expert_weights)),
+                  {}, "expert_weights");
+  return check(open.gemm2_permuted, "gemm2_permuted", open.gemm2_permuted.shape[0], columns);
+}
 
-void run_row(void* state, std::int64_t t) {
-  const Work& work = *static_cast<const Work*>(state);
-  const Tail& tail = *work.tail;
-  const Row row(*work.moe, tail, t);
-  const Tensor norm = tail.norm_out.index(t), sum_out = tail.residual_out.index(t);
-  const std::int64_t columns = norm.shape[0];
-  float squares = 0;
-  for (std::int64_t c = 0; c < columns; ++c) {
-    const float v = row.value(c);
-    squares += v * v;
-  }
-  const float factor = 1.0f / std::sqrt(squares / static_cast<float>(columns) + tail.eps);
-  for (std::int64_t c = 0; c < columns; ++c) {
-    const float v = row.value(c);  // once more: residual_out may be residual
-    store(norm, c, v * factor * load(tail.gamma, c));
-    store(sum_out, c, v);
-  }
+/// Bytes that a row costs: its routes once or twice, and what is added.
+std::int64_t row_cost(const MoeOutput& moe, std::int64_t columns) {
+  const auto* open = std::get_if<UnfinalizedOutput>(&moe.routed);
+  return columns * 4 * (open ? open->expanded_to_permuted.shape[1] + 2 : 3);
 }
 
 }  // namespace
@@ -94,16 +125,42 @@ Status add_and_norm(const MoeOutput& moe, const Tail& tail, const CallContext& c
   if (Status s = check(tail.residual, "residual", rows, columns); !s.ok()) return s;
   if (Status s = check(tail.norm_out, "norm_out", rows, columns); !s.ok()) return s;
   if (Status s = check(tail.residual_out, "residual_out", rows, columns); !s.ok()) return s;
-  if (Status s = check(tail.gamma, "gamma", columns, 0); !s.ok()) return s;
-  if (tail.norm_out.data == tail.residual.data || tail.norm_out.data == tail.residual_out.data)
-    return Status(StatusCode::invalid_argument, "[tail] norm_out may alias neither residual nor residual_out", "",
+  if (Status s = check_moe(moe, rows, columns); !s.ok()) return s;
+  if (tail.gamma.data == nullptr || tail.gamma.rank != 1 || tail.gamma.shape[0] != columns ||
+      !is_float(tail.gamma.dtype))
+    return Status(StatusCode::invalid_shape,
+                  concat("[tail] gamma must be [", columns, "] floats, got ", name(tail.gamma.dtype), " ",
+                         shape_string(tail.gamma)),
+                  {}, "gamma");
+  if (rows > 0 && (tail.norm_out.data == tail.residual.data || tail.norm_out.data == tail.residual_out.data))
+    return Status(StatusCode::invalid_argument, "[tail] norm_out may alias neither residual nor residual_out", {},
                   "norm_out");
   if (!(tail.eps >= 0))
-    return Status(StatusCode::invalid_argument, concat("[tail] eps must not be negative, got ", tail.eps), "", "eps");
-  Work work{&moe, &tail};
-  Executor& executor = context.stream.executor ? *context.stream.executor : cpu_executor();
-  executor.run(rows, &run_row, &work);
+    return Status(StatusCode::invalid_argument, concat("[tail] eps must not be negative, got ", tail.eps), {}, "eps");
+  kit::for_rows(context.stream, rows, row_cost(moe, columns), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) norm_row(moe, tail, t);
+  });
   return {};
 }
 
 }  // namespace moekit::tail
+
+namespace moekit::inline v0 {
+
+Status close_output(const MoeOutput& moe, const Tensor& output, const CallContext& context) {
+  const std::int64_t rows = output.rows(), columns = output.rank == 2 ? output.shape[1] : 0;
+  if (Status s = tail::check(output, "output", rows, columns); !s.ok()) return s;
+  if (Status s = tail::check_moe(moe, rows, columns); !s.ok()) return s;
+  kit::for_rows(context.stream, rows, tail::row_cost(moe, columns), [&](std::int64_t begin, std::int64_t end) {
+    float value[reduce::kBlock];
+    for (std::int64_t t = begin; t < end; ++t)
+      for (std::int64_t at = 0; at < columns; at += reduce::kBlock) {
+        const std::int64_t count = std::min(reduce::kBlock, columns - at);
+        tail::routed_block(moe, t, at, count, value);
+        reduce::store(output.index(t).data, output.dtype, at, count, value);
+      }
+  });
+  return {};
+}
+
+}  // namespace moekit::inline v0

@@ -38,4 +38,8 @@ MOEKIT_API Status normalize_output(const KernelOutputs& given, bool do_finalize,
                                    std::int64_t top_k, const Tensor& destination,
                                    std::variant<Tensor, UnfinalizedOutput>& out);
 
+/// Closes what a layer left: `output` [M, K] (f32, bf16 or f16, every element is written) becomes what MoeOutput says,
+/// slots ascending. For consumers without a fused tail of their own. Rows in parallel; allocates nothing.
+MOEKIT_API Status close_output(const MoeOutput& moe, const Tensor& output, const CallContext& context);
+
 }  // namespace moekit::inline v0
