@@ -48,7 +48,7 @@ struct FinalizeArgs {
 };
 
 /// Stateless but for its communicator; may be shared by layers. Every fact is declared; the kernel trusts them.
-class PrepareFinalize {
+class MOEKIT_API PrepareFinalize {
  public:
   virtual ~PrepareFinalize() = default;
   virtual std::string_view name() const = 0;
@@ -75,8 +75,8 @@ class PrepareFinalize {
   virtual Status prepare(const PrepareArgs& args, Dispatched& out) = 0;
   virtual Status finalize(const FinalizeArgs& args) = 0;
   /// Launch without waiting. Only where supports_async().
-  MOEKIT_API virtual Status prepare_async(const PrepareArgs& args, Pending<Dispatched>& out);
-  MOEKIT_API virtual Status finalize_async(const FinalizeArgs& args, Pending<Nothing>& out);
+  virtual Status prepare_async(const PrepareArgs& args, Pending<Dispatched>& out);
+  virtual Status finalize_async(const FinalizeArgs& args, Pending<Nothing>& out);
 };
 
 }  // namespace moekit::inline v0
