@@ -4,6 +4,7 @@
 
 #include "experts/call.hpp"
 #include "experts/reference.hpp"
+#include "text.hpp"
 
 namespace moekit::experts {
 namespace {
@@ -33,13 +34,16 @@ class OpenReference final : public Experts {
   }
 
   Status apply(const ExpertsArgs& args, ExpertsResult& result) const override {
-    if (!args.leave_open) return inner_->apply(args, result);
     ProblemSize size;
     if (Status s = call_size(args, size); !s.ok()) return s;
     WorkspaceCursor w13(args.workspace13), w2(args.workspace2);
     const Shares shares = share(w13, w2, inner_sizes(args, size), size);
     if (!w13.fits() || !w2.fits())
-      return Status(StatusCode::workspace_too_small, "[experts] reference_open got less than workspace() asks for");
+      return Status(StatusCode::workspace_too_small,
+                    text::concat("[experts] reference_open needs ", w13.used(), " and ", w2.used(), " bytes, got ",
+                                 args.workspace13.size, " and ", args.workspace2.size),
+                    "give what workspace() asks for", "workspace13");
+    if (!args.leave_open) return inner_->apply(args, result);
 
     const Tensor gemm2(shares.gemm2.data, DType::f32, {size.k * size.M, size.K});
     for (std::int64_t j = 0; j < size.k; ++j) {
