@@ -164,6 +164,7 @@ Status LayerCall::route() {
   args.logits = in_.logits.present() ? valid(in_.logits) : valid(scratch_.logits);
   if (!in_.logits.present())
     if (Status s = router_gemm(valid(in_.hidden), weights_.router.weight, args.logits, context_); !s.ok()) return s;
+  args.hidden = valid(in_.hidden);  // routers of the caller's may look at it
   args.config = &config;
   args.tensors = &weights_.router;
   args.ids = routing_.ids;

@@ -26,7 +26,7 @@ std::vector<const ExpertsEntry*> matching(const std::string& glob) {
                    " There are:" + list);
 }
 
-/// Those that this machine can run; the others become one skipped line each.
+/// Those that this machine can run; the others become one n/a line each.
 std::vector<const ExpertsEntry*> runnable(const std::vector<const ExpertsEntry*>& entries, VerifyReport& report) {
   std::vector<const ExpertsEntry*> out;
   for (const ExpertsEntry* entry : entries) {
@@ -34,7 +34,7 @@ std::vector<const ExpertsEntry*> runnable(const std::vector<const ExpertsEntry*>
     if (verdict.ok())
       out.push_back(entry);
     else
-      report.add(Check::skip("this machine", "experts", std::string(entry->name), verdict.reason()));
+      report.add(Check::refuse("this machine", "experts", std::string(entry->name), verdict.reason()));
   }
   return out;
 }

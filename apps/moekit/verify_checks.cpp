@@ -131,7 +131,7 @@ void check_routers(Subjected& s, const CaseRows& rows, const Tensor& logits) {
     const std::string name(entry.name);
     const std::string what = rows.name + " router";
     if (Verdict verdict = router_verdict(entry, config, rows.in.shape[0]); !verdict.ok()) {
-      s.report.add(Check::skip(s.label, what, name, verdict.reason()));
+      s.report.add(Check::refuse(s.label, what, name, verdict.reason()));
       continue;
     }
     const RoutingRows got = route_with(name, mine.tensor, config, s.source.router);
@@ -149,7 +149,7 @@ void check_golden_experts(Subjected& s, const io::Golden& golden, const io::Gold
       if (run_forced(s, *entry, form.config, rows, y, refusal))
         s.report.add(Check::of(s.label, what, name, compare(y.tensor, form.want, form.tol, form.rms_tol)));
       else
-        s.report.add(Check::skip(s.label, what, name, refusal));
+        s.report.add(Check::refuse(s.label, what, name, refusal));
     }
   }
 }
@@ -166,7 +166,7 @@ void check_against_oracle(Subjected& s, const CaseRows& rows) {
     if (run_forced(s, *entry, config, rows, y, refusal))
       s.report.add(Check::of(s.label, what, name, compare(y.tensor, sample, want, config)));
     else
-      s.report.add(Check::skip(s.label, what, name, refusal));
+      s.report.add(Check::refuse(s.label, what, name, refusal));
   }
 }
 

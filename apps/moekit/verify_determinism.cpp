@@ -144,7 +144,7 @@ void check_determinism(Subjected& s, const CaseRows& rows) {
     const Determinism level = entry->make({})->determinism();
     const std::string what = rows.name + " determinism";
     if (level == Determinism::fast) {
-      s.report.add(Check::skip(s.label, what, std::string(entry->name), "promises no bits (fast)"));
+      s.report.add(Check::refuse(s.label, what, std::string(entry->name), "promises no bits (fast)"));
       continue;
     }
     try {
@@ -159,7 +159,7 @@ void check_determinism(Subjected& s, const CaseRows& rows) {
       check.finish();
     } catch (const Error& error) {
       if (error.code() != StatusCode::unsupported) throw;
-      s.report.add(Check::skip(s.label, what, std::string(entry->name), error.status().message()));
+      s.report.add(Check::refuse(s.label, what, std::string(entry->name), error.status().message()));
     }
   }
 }

@@ -19,9 +19,11 @@ struct Check {
   bool ok = false;
   std::string note;     ///< on failure: what was found
   std::string skipped;  ///< not empty: why there was nothing to check
+  std::string refused;  ///< not empty: why the implementation said no to it: listed, and counted nowhere
 
   static Check of(std::string module, std::string name, std::string impl, const Comparison& found);
   static Check skip(std::string module, std::string name, std::string impl, std::string why);
+  static Check refuse(std::string module, std::string name, std::string impl, std::string why);
 };
 
 class VerifyReport {
@@ -38,6 +40,7 @@ class VerifyReport {
  private:
   void count(const Check& check);
   void show(const Check& check) const;
+  void show_record(const Check& check) const;
   bool json_;
   std::int64_t passed_ = 0, failed_ = 0, skipped_ = 0;
 };
