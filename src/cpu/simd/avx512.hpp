@@ -19,6 +19,9 @@ struct Avx512 : Lanes<16> {
   static __m256i f16_codes(F v) { return _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
   static void store_f16(uint16_t* p, F v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), f16_codes(v)); }
   static F round_f16(F v) { return (F)_mm512_cvtph_ps(f16_codes(v)); }
+  static I load_i8(const int8_t* p) {
+    return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   /// Sixteen e4m3 codes as value / 256, by way of f16; all but NaN.
   static F load_e4m3(const uint8_t* p) {
     const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

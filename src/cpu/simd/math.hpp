@@ -1,6 +1,6 @@
-// exp, tanh, erf, sigmoid and the normal distribution on vectors. Largest errors against f64 over the whole range (a test
-// holds them there): exp 1 ulp, sigmoid 2.1, tanh 1.2, erf 2.4, normal distribution 5.8; without FMA the last has 65 in
-// the far tail. An ulp is never less than 2^-149. NaN goes in and out.
+// exp, tanh, erf, sigmoid and the normal distribution on vectors. Largest errors against f64 over the whole range (a
+// test holds them there): exp 1 ulp, sigmoid 2.1, tanh 1.2, erf 2.4, normal distribution 5.8; without FMA the last has
+// 65 in the far tail. An ulp is never less than 2^-149. NaN goes in and out.
 #pragma once
 #include "cpu/simd/vector.hpp"
 

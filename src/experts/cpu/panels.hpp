@@ -61,6 +61,7 @@ inline void multiply_block(const PanelJob& job, std::int64_t panel, std::int64_t
     g.a_scale_stride = job.a_scale_stride;
     g.b_scale = reinterpret_cast<const float*>(job.expert + l.scale) + 2 * (panel * l.groups + at);
     g.expanded = job.scratch.expanded;
+    g.fast_subnormals = vendor() == Vendor::amd;
   }
   job.unit->gemm[static_cast<int>(job.gemm)](g);
 }

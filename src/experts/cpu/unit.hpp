@@ -46,7 +46,8 @@ struct BlockArgs {
   // one row: several panels at a time, panel s at b + s · panel_stride, c + 32 s, b_scale + s · b_scale_stride
   int panels = 1;  ///< ≤ Unit::streams; more than 1 only with rows = 1 and all of K
   int64_t panel_stride = 0, b_scale_stride = 0;
-  int64_t ahead = 0;  ///< bytes between what is read and what is asked for
+  int64_t ahead = 0;             ///< bytes between what is read and what is asked for
+  bool fast_subnormals = false;  ///< the processor multiplies subnormal operands at full speed
 };
 
 /// i32 sums to f32, scales, biases: C in place.

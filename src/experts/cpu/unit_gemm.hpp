@@ -48,6 +48,16 @@ struct WeightE4m3 {
   }
 };
 
+/// The same by integer operations alone: value · 2^-120, subnormal for codes below 2^-6. Half the work where the
+/// processor multiplies subnormals at full speed; the caller brings the missing 2^112.
+template <class V>
+struct WeightE4m3Shifted {
+  static constexpr int kp = 1, kBytes = kC;
+  static typename V::F value(const char* b, int j, int) {
+    const typename V::U wide = (typename V::U)V::load_i8(reinterpret_cast<const int8_t*>(b) + j * V::width);
+    return (typename V::F)((wide << 20) & 0x87f00000u);
+  }
+};
 /// The lines of the next piece that one pass over k asks for, a few at a time: a burst would fill the miss buffers and
 /// hold up the loads of the rows.
 struct Prefetch {
@@ -195,7 +205,7 @@ struct Streams {
   static constexpr int kVectors = kC / V::width;
   typename V::F sum[S][kVectors];
 
-  void multiply(const char* b, int64_t stride, const float* a, int64_t k, int64_t ahead) {
+  void multiply(const char* b, int64_t stride, const float* a, int64_t k, int64_t ahead, float factor = 1.0f) {
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s)
 #pragma GCC unroll 8
@@ -207,7 +217,7 @@ struct Streams {
         for (int line = 0; line < W::kBytes; line += 64) __builtin_prefetch(b + s * stride + ahead + line, 0, 3);
 #pragma GCC unroll 4
       for (int p = 0; p < W::kp; ++p) {
-        const typename V::F x = V::set1(a[at + p]);
+        const typename V::F x = V::set1(factor == 1.0f ? a[at + p] : a[at + p] * factor);
 #pragma GCC unroll 4
         for (int s = 0; s < S; ++s)
 #pragma GCC unroll 8
@@ -229,15 +239,17 @@ void stream_panels(const BlockArgs& g) {
   streams.multiply(g.b, g.panel_stride, reinterpret_cast<const float*>(g.a), g.k, g.ahead);
   streams.store(g.c);
 }
-template <class V, int S>
+template <class V, class W, int S>
 void stream_groups(const BlockArgs& g) {
-  typedef WeightE4m3<V> W;
+  constexpr bool shifted = !__is_same(W, WeightE4m3<V>);
   for (int i = 0; i < S * kC; ++i) g.c[i] = 0;
   for (int64_t group = 0, k0 = 0; k0 < g.k; ++group, k0 += kScaleGroup) {
     const int64_t k = g.k - k0 < kScaleGroup ? g.k - k0 : kScaleGroup;
     Streams<V, W, S> streams;
-    streams.multiply(g.b + k0 * W::kBytes, g.panel_stride, reinterpret_cast<const float*>(g.a) + k0, k, g.ahead);
-    const float row = g.a_scale ? g.a_scale[group] : kE4m3Shift;
+    const float* a = reinterpret_cast<const float*>(g.a) + k0;
+    // value · 2^-120 times activation · 2^8 · 2^104: the sum is that of the other form times 2^-8, bit for bit
+    streams.multiply(g.b + k0 * W::kBytes, g.panel_stride, a, k, g.ahead, shifted ? 0x1p104f : 1.0f);
+    const float row = (g.a_scale ? g.a_scale[group] : kE4m3Shift) * (shifted ? 256.0f : 1.0f);
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s)
 #pragma GCC unroll 8
@@ -308,12 +320,17 @@ void expand(const char* b, int64_t k, float* out) {
 /// operations as without.
 template <class V, class Shape>
 void gemm_e4m3(const BlockArgs& g) {
+  const bool shifted = g.fast_subnormals && g.a_scale != nullptr;  // other activations could overflow
+  auto stream = [&](auto count) {
+    constexpr int S = count.value;
+    return shifted ? stream_groups<V, WeightE4m3Shifted<V>, S>(g) : stream_groups<V, WeightE4m3<V>, S>(g);
+  };
   if constexpr (Shape::kStreams >= 4)
-    if (g.panels == 4) return stream_groups<V, 4>(g);
+    if (g.panels == 4) return stream(Rows<4>{});
   if constexpr (Shape::kStreams >= 3)
-    if (g.panels == 3) return stream_groups<V, 3>(g);
+    if (g.panels == 3) return stream(Rows<3>{});
   if constexpr (Shape::kStreams >= 2)
-    if (g.panels == 2) return stream_groups<V, 2>(g);
+    if (g.panels == 2) return stream(Rows<2>{});
   auto groups_of = [](const BlockArgs& args, auto weight) {
     over_rows<Shape>(args, [&](auto rows, int64_t row) {
       multiply_groups<V, decltype(weight), rows.value, Shape::vectors(rows.value)>(args, row);
