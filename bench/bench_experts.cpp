@@ -81,7 +81,6 @@ struct Bench {
   Random random;
 
   void load(const std::string& shape, const std::string& weights);
-  void run(const ExpertsEntry& entry, std::int64_t tokens, int threads);
 };
 
 /// Four experts of random values, packed; every slot of every layer is a copy of one of them.
@@ -200,125 +199,176 @@ double percentile(std::vector<double> v, double p) {
   return v.empty() ? 0 : v[std::min(v.size() - 1, static_cast<std::size_t>(p * static_cast<double>(v.size())))];
 }
 
-void Bench::run(const ExpertsEntry& entry, std::int64_t tokens, int threads) {
-  auto impl = entry.make({});
+/// One implementation on one number of tokens.
+class Case {
+ public:
+  Case(Bench& b, const ExpertsEntry& entry, std::int64_t tokens, int threads)
+      : b_(b), label_(entry.name), impl_(entry.make({})), tokens_(tokens), threads_(threads), config_(b.quant, {}) {}
+  void run();
+
+ private:
+  Problem problem() const;
+  void fill_rows();
+  void bind(const ExpertsWorkspace& need);
+  void draw(std::int64_t round);
+  bool right();
+  void pick_probe();
+  void sample(std::int64_t round, double gap_ms);
+  void print() const;
+  bool coded() const { return !is_float(b_.quant.a1.type); }
+  DType type() const { return coded() ? b_.quant.a1.type : b_.hidden; }
+  std::int64_t groups() const { return !coded() || b_.quant.a1.granularity.cols < 0 ? 1 : (b_.K + 127) / 128; }
+  cpu::Isa isa() const { return cpu::isa_from_name(label_.substr(label_.find('.') + 1)); }
+
+  Bench& b_;
+  std::string label_;
+  std::unique_ptr<Experts> impl_;
+  std::int64_t tokens_;
+  int threads_;
+  QuantConfig config_;
+  Rows rows_;
+  std::vector<float> out_;
+  cpu::Arena w13_, w2_;
+  ExpertsArgs args_;
+  ExpertsResult result_;
+  std::int64_t hit_ = 0;
+  double error_ = 0;
+  int pattern_ = 0;
+  std::size_t probe_bytes_ = 0;
+  std::vector<double> us_, cpu_us_, read_, peak_, frac_;
+};
+
+Problem Case::problem() const {
   Problem p;
-  p.size = {E, tokens, 2 * I, K, k};
-  p.num_experts = E;
-  p.weights = spec;
-  p.quant = quant;
-  p.hidden_dtype = hidden;
-  p.threads = threads;
-  const std::string label(entry.name);
-  if (const Verdict v = impl->supports(p); !v.ok()) {
-    std::printf("%-16s %-20s M=%-5ld refused: %s\n", label.c_str(), options["shape"].c_str(), static_cast<long>(tokens),
-                v.reason().c_str());
-    return;
-  }
-  Executor& executor = cpu_executor(threads);
-  const cpu::Isa isa = cpu::isa_from_name(label.substr(label.find('.') + 1));
-  const ExpertsWorkspace need = impl->workspace(p);
-  cpu::Arena w13(need.w13_bytes + 256), w2(need.w2_bytes + 256);
-  std::vector<float> out(static_cast<std::size_t>(tokens * K));
-  Rows rows;
-  const bool coded = !is_float(quant.a1.type);
-  const DType type = coded ? quant.a1.type : hidden;
-  rows.x.resize(static_cast<std::size_t>(tokens * K * bytes(type)));
-  const std::int64_t groups = !coded || quant.a1.granularity.cols < 0 ? 1 : (K + 127) / 128;
-  rows.scale.assign(static_cast<std::size_t>(tokens * groups), type == DType::i8 ? 1.0f / 100 : 1.0f / 300);
-  for (std::int64_t n = 0; n < tokens * K; ++n) {
-    if (type == DType::i8)
-      reinterpret_cast<std::int8_t*>(rows.x.data())[n] = static_cast<std::int8_t>(random.below(255) - 127);
+  p.size = {b_.E, tokens_, 2 * b_.I, b_.K, b_.k};
+  p.num_experts = b_.E;
+  p.weights = b_.spec;
+  p.quant = b_.quant;
+  p.hidden_dtype = b_.hidden;
+  p.threads = threads_;
+  return p;
+}
+
+void Case::fill_rows() {
+  rows_.x.resize(static_cast<std::size_t>(tokens_ * b_.K * bytes(type())));
+  rows_.scale.assign(static_cast<std::size_t>(tokens_ * groups()), type() == DType::i8 ? 1.0f / 100 : 1.0f / 300);
+  for (std::int64_t n = 0; n < tokens_ * b_.K; ++n) {
+    if (type() == DType::i8)
+      reinterpret_cast<std::int8_t*>(rows_.x.data())[n] = static_cast<std::int8_t>(b_.random.below(255) - 127);
     else
-      numeric::store_f32(rows.x.data(), type, n, random.uniform() * (type == DType::e4m3 ? 400.0f : 2.0f));
+      numeric::store_f32(rows_.x.data(), type(), n, b_.random.uniform() * (type() == DType::e4m3 ? 400.0f : 2.0f));
   }
-  rows.ids.resize(static_cast<std::size_t>(tokens * k));
-  rows.weights.assign(rows.ids.size(), 1.0f / static_cast<float>(k));
-  const QuantConfig config(quant, {});
-  ExpertsArgs args;
-  args.output = Tensor(out.data(), DType::f32, {tokens, K});
-  args.activations.data = Tensor(rows.x.data(), type, {tokens, K});
-  if (coded) args.activations.scale = Tensor(rows.scale.data(), DType::f32, {tokens, groups});
-  args.weights = {format, spec, arena.data(), expert_bytes};
-  args.routing = {Tensor(rows.ids.data(), DType::i32, {tokens, k}),
-                  Tensor(rows.weights.data(), DType::f32, {tokens, k})};
-  args.num_experts = E;
-  args.quant = &config;
-  args.workspace13 = {w13.data(), need.w13_bytes};
-  args.workspace2 = {w2.data(), need.w2_bytes};
-  args.context.stream.executor = &executor;
-  ExpertsResult result;
-  std::int64_t hit = 0;
-  auto draw = [&](std::int64_t round) {
-    args.weights.data = arena.data() + static_cast<std::size_t>(round % layers * E) * expert_bytes;
-    std::vector<bool> used(static_cast<std::size_t>(E), false);
-    for (std::int64_t t = 0; t < tokens; ++t)
-      for (std::int64_t j = 0; j < k; ++j) {
-        std::int32_t& id = rows.ids[static_cast<std::size_t>(t * k + j)];
-        for (bool again = true; again;) {
-          id = static_cast<std::int32_t>(random.below(E));
-          again = false;
-          for (std::int64_t i = 0; i < j; ++i) again = again || rows.ids[static_cast<std::size_t>(t * k + i)] == id;
-        }
-        used[static_cast<std::size_t>(id)] = true;
+  rows_.ids.resize(static_cast<std::size_t>(tokens_ * b_.k));
+  rows_.weights.assign(rows_.ids.size(), 1.0f / static_cast<float>(b_.k));
+}
+
+void Case::bind(const ExpertsWorkspace& need) {
+  w13_ = cpu::Arena(need.w13_bytes + 256);
+  w2_ = cpu::Arena(need.w2_bytes + 256);
+  out_.resize(static_cast<std::size_t>(tokens_ * b_.K));
+  args_.output = Tensor(out_.data(), DType::f32, {tokens_, b_.K});
+  args_.activations.data = Tensor(rows_.x.data(), type(), {tokens_, b_.K});
+  if (coded()) args_.activations.scale = Tensor(rows_.scale.data(), DType::f32, {tokens_, groups()});
+  args_.weights = {b_.format, b_.spec, b_.arena.data(), b_.expert_bytes};
+  args_.routing = {Tensor(rows_.ids.data(), DType::i32, {tokens_, b_.k}),
+                   Tensor(rows_.weights.data(), DType::f32, {tokens_, b_.k})};
+  args_.num_experts = b_.E;
+  args_.quant = &config_;
+  args_.workspace13 = {w13_.data(), need.w13_bytes};
+  args_.workspace2 = {w2_.data(), need.w2_bytes};
+  args_.context.stream.executor = &cpu_executor(threads_);
+}
+
+/// Uniform routing, and the next layer's weights.
+void Case::draw(std::int64_t round) {
+  args_.weights.data = b_.arena.data() + static_cast<std::size_t>(round % b_.layers * b_.E) * b_.expert_bytes;
+  std::vector<bool> used(static_cast<std::size_t>(b_.E), false);
+  for (std::int64_t t = 0; t < tokens_; ++t)
+    for (std::int64_t j = 0; j < b_.k; ++j) {
+      std::int32_t& id = rows_.ids[static_cast<std::size_t>(t * b_.k + j)];
+      for (bool again = true; again;) {
+        id = static_cast<std::int32_t>(b_.random.below(b_.E));
+        again = false;
+        for (std::int64_t i = 0; i < j; ++i) again = again || rows_.ids[static_cast<std::size_t>(t * b_.k + i)] == id;
       }
-    hit = std::count(used.begin(), used.end(), true);
-  };
+      used[static_cast<std::size_t>(id)] = true;
+    }
+  hit_ = std::count(used.begin(), used.end(), true);
+}
+
+bool Case::right() {
   draw(0);
-  throw_if_failed(impl->apply(args, result));
-  double error = 0;
-  for (std::int64_t t : {std::int64_t{0}, tokens / 2, tokens - 1}) {
-    error = std::max(error, error_of(args, *this, t, out.data() + t * K));
-    if (tokens == 1) break;
+  throw_if_failed(impl_->apply(args_, result_));
+  for (std::int64_t t : {std::int64_t{0}, tokens_ / 2, tokens_ - 1}) {
+    error_ = std::max(error_, error_of(args_, b_, t, out_.data() + t * b_.K));
+    if (tokens_ == 1) break;
   }
-  const double allowed = coded ? (type == DType::i8 ? 1.0 / 127 : 1.0 / 10) : hidden == DType::f32 ? 1e-5 : 1.0 / 256;
-  if (!(error <= allowed)) {
-    std::printf("%-16s M=%ld WRONG: error %.3g of the sum's magnitude, allowed %.3g\n", label.c_str(),
-                static_cast<long>(tokens), error, allowed);
+  const double allowed = coded()                   ? (type() == DType::i8 ? 1.0 / 127 : 1.0 / 10)
+                         : b_.hidden == DType::f32 ? 1e-5
+                                                   : 1.0 / 256;
+  if (error_ <= allowed) return true;
+  std::printf("%-16s M=%ld WRONG: error %.3g of the sum's magnitude, allowed %.3g\n", label_.c_str(),
+              static_cast<long>(tokens_), error_, allowed);
+  return false;
+}
+
+/// The read pattern that is fastest here.
+void Case::pick_probe() {
+  probe_bytes_ = std::min<std::size_t>(b_.arena.size(), 64 << 20);
+  double best = 0;
+  for (int i = 0; i < cpu::kReadPatterns * 2; ++i) {
+    const double rate = cpu::probe_read_gbps(threads_, b_.arena.data() + (b_.arena.size() - probe_bytes_), probe_bytes_,
+                                             i % cpu::kReadPatterns);
+    if (rate > best) best = rate, pattern_ = i % cpu::kReadPatterns;
+  }
+}
+
+/// One call, then the two probes.
+void Case::sample(std::int64_t round, double gap_ms) {
+  draw(round);
+  if (gap_ms > 0) std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(gap_ms));
+  const double start = now(), cpu_start = cpu_now();
+  const Status s = impl_->apply(args_, result_);
+  us_.push_back((now() - start) * 1e6);
+  cpu_us_.push_back((cpu_now() - cpu_start) * 1e6 / threads_);
+  throw_if_failed(s);
+  const auto pages = static_cast<std::int64_t>((b_.arena.size() - probe_bytes_) / 4096 + 1);
+  const std::size_t offset = static_cast<std::size_t>(b_.random.below(pages)) * 4096;
+  read_.push_back(cpu::probe_read_gbps(threads_, b_.arena.data() + offset, probe_bytes_, pattern_));
+  const bool integer = type() == DType::i8, dot = isa() == cpu::Isa::avx512_bf16;
+  const double rate = integer ? cpu::measure_int8_gops(isa(), threads_) : cpu::measure_f32_gflops(isa(), threads_);
+  peak_.push_back(dot ? std::max(rate, cpu::measure_bf16_dot_gflops(threads_)) : rate);
+  const double bytes_us = static_cast<double>(hit_) * static_cast<double>(b_.expert_bytes) / (read_.back() * 1e3);
+  const double flops_us = 6.0 * static_cast<double>(tokens_ * b_.k * b_.K * b_.I) / (peak_.back() * 1e3);
+  frac_.push_back(std::max(bytes_us, flops_us) / us_.back());
+}
+
+void Case::print() const {
+  const double med = median(us_), flops = 6.0 * static_cast<double>(tokens_ * b_.k * b_.K * b_.I);
+  std::printf("%-16s %-20s %-13s M=%-5ld t=%d median %9.1f us  min %9.1f  p99 %9.1f  cpu %9.1f (min %9.1f)  n=%-4zu",
+              label_.c_str(), b_.options["shape"].c_str(),
+              (weights_scheme(b_.quant) + "/" + activations_scheme(b_.quant)).c_str(), static_cast<long>(tokens_),
+              threads_, med, percentile(us_, 0), percentile(us_, 0.99), median(cpu_us_), percentile(cpu_us_, 0),
+              us_.size());
+  std::printf(" | %6.1f GB/s of %5.1f | %7.1f G/s of %6.1f | of floor %.3f  err %.1e\n",
+              static_cast<double>(hit_) * static_cast<double>(b_.expert_bytes) / med * 1e-3, median(read_),
+              flops / med * 1e-3, median(peak_), median(frac_), error_);
+  std::fflush(stdout);
+}
+
+void Case::run() {
+  if (const Verdict v = impl_->supports(problem()); !v.ok()) {
+    std::printf("%-16s %-20s M=%-5ld refused: %s\n", label_.c_str(), b_.options["shape"].c_str(),
+                static_cast<long>(tokens_), v.reason().c_str());
     return;
   }
-  const bool integer = type == DType::i8;
-  const bool dot = isa == cpu::Isa::avx512_bf16;
-  int pattern = 0;
-  double best = 0;
-  const std::size_t probe_bytes = std::min<std::size_t>(arena.size(), 64 << 20);
-  for (int i = 0; i < cpu::kReadPatterns * 2; ++i) {
-    const double rate =
-        cpu::probe_read_gbps(threads, arena.data() + (arena.size() - probe_bytes), probe_bytes, i % cpu::kReadPatterns);
-    if (rate > best) best = rate, pattern = i % cpu::kReadPatterns;
-  }
-  std::vector<double> us, cpu_us, read, peak, frac;
-  const double gap = std::stod(options["gap_ms"]), end = now() + std::stod(options["seconds"]);
-  for (std::int64_t round = 1; now() < end || us.size() < 3; ++round) {
-    draw(round);
-    if (gap > 0) std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(gap));
-    const double start = now(), cpu_start = cpu_now();
-    const Status s = impl->apply(args, result);
-    us.push_back((now() - start) * 1e6);
-    cpu_us.push_back((cpu_now() - cpu_start) * 1e6 / threads);
-    throw_if_failed(s);
-    const std::size_t offset =
-        static_cast<std::size_t>(random.below(static_cast<std::int64_t>((arena.size() - probe_bytes) / 4096 + 1))) *
-        4096;
-    read.push_back(cpu::probe_read_gbps(threads, arena.data() + offset, probe_bytes, pattern));
-    const double rate = integer ? cpu::measure_int8_gops(isa, threads)
-                        : dot   ? cpu::measure_bf16_dot_gflops(threads)
-                                : cpu::measure_f32_gflops(isa, threads);
-    peak.push_back(std::max(rate, dot ? cpu::measure_f32_gflops(isa, threads) : 0.0));
-    const double bytes_us = static_cast<double>(hit) * static_cast<double>(expert_bytes) / (read.back() * 1e3);
-    const double flops_us = 6.0 * static_cast<double>(tokens * k * K * I) / (peak.back() * 1e3);
-    frac.push_back(std::max(bytes_us, flops_us) / us.back());
-  }
-  const double med = median(us), flops = 6.0 * static_cast<double>(tokens * k * K * I);
-  std::printf(
-      "%-16s %-20s %-13s M=%-5ld t=%d median %9.1f us  min %9.1f  p99 %9.1f  cpu %9.1f (min %9.1f)  n=%-4zu | %6.1f "
-      "GB/s of "
-      "%5.1f | %7.1f G/s of %6.1f | of floor %.3f  err %.1e\n",
-      label.c_str(), options["shape"].c_str(), (weights_scheme(quant) + "/" + activations_scheme(quant)).c_str(),
-      static_cast<long>(tokens), threads, med, percentile(us, 0), percentile(us, 0.99), median(cpu_us),
-      percentile(cpu_us, 0), us.size(), static_cast<double>(hit) * static_cast<double>(expert_bytes) / med * 1e-3,
-      median(read), flops / med * 1e-3, median(peak), median(frac), error);
-  std::fflush(stdout);
+  fill_rows();
+  bind(impl_->workspace(problem()));
+  if (!right()) return;
+  pick_probe();
+  const double gap = std::stod(b_.options["gap_ms"]), end = now() + std::stod(b_.options["seconds"]);
+  for (std::int64_t round = 1; now() < end || us_.size() < 3; ++round) sample(round, gap);
+  print();
 }
 
 }  // namespace
@@ -348,7 +398,7 @@ int main(int argc, char** argv) {
           }
           for (const std::string& tokens : split(chosen.at("tokens")))
             for (const std::string& threads : split(chosen.at("threads")))
-              bench.run(entry, std::stol(tokens), std::stoi(threads));
+              Case(bench, entry, std::stol(tokens), std::stoi(threads)).run();
         }
       }
   } catch (const Error& error) {
