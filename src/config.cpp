@@ -287,6 +287,9 @@ Status validate(const LayerConfig& c) {
   if (Status s = validate(c.activation); !s.ok()) return s;
   if (Status s = validate(c.router, c.num_experts, c.top_k); !s.ok()) return s;
   if (Status s = validate(c.quant); !s.ok()) return s;
+  if (c.shared.intermediate > kLargest)
+    return bad(concat("[config] shared.intermediate is ", c.shared.intermediate, ", at most ", kLargest), "",
+               "shared.intermediate");
   if (c.shared.intermediate < 0)
     return bad(concat("[config] shared.intermediate must not be negative, got ", c.shared.intermediate), "",
                "shared.intermediate");

@@ -78,7 +78,7 @@ Status LayerCall::check_routing() {
   if (config.router.source == RouterSource::simulated) return {};
   if (config.router.source == RouterSource::external)
     return bad("[layer] the router is external, but the call brings no routing", "set LayerInput::routing", "routing");
-  if (top_k_ > 64)
+  if (top_k_ > 64 && config.router.source != RouterSource::custom)
     return Status(StatusCode::unsupported, concat("[layer] top_k ", top_k_, ", at most 64 are routed here"),
                   "pass routing", "top_k");
   if (in_.logits.present()) {
@@ -117,13 +117,23 @@ Status LayerCall::check_output() {
   if (plan_.options.output == OutputKind::open && !out_.open)
     return bad("[layer] the plan leaves the output open, but the call brings no MoeOutput", "set LayerOutput::open",
                "open");
-  open_ = bucket_->may_open && num_tokens_ > 0 && num_tokens_ <= plan_.options.tail_max_tokens &&
-          plan_.options.output == OutputKind::open;
+  open_ = bucket_->may_open && num_tokens_ > 0 && num_valid_ == num_tokens_ &&
+          num_tokens_ <= plan_.options.tail_max_tokens && plan_.options.output == OutputKind::open;
   if (open_) return {};
   if (Status s = check_tensor(out_.tensor, "output", columns, false); !s.ok()) return s;
   if (out_.tensor.rows() != num_tokens_)
     return Status(StatusCode::invalid_shape,
                   concat("[layer] output has ", out_.tensor.rows(), " rows, hidden has ", num_tokens_), "", "output");
+  if (num_tokens_ > 1 && std::abs(out_.tensor.stride[0]) < columns)
+    return Status(
+        StatusCode::invalid_shape,
+        concat("[layer] rows of output overlap: row stride ", out_.tensor.stride[0], ", ", columns, " columns"), "",
+        "output");
+  const bool same =
+      out_.tensor.data == in_.hidden.data && (num_tokens_ == 1 || out_.tensor.stride[0] == in_.hidden.stride[0]);
+  if (out_.in_place && num_tokens_ > 0 && !same)
+    return bad("[layer] in_place was asked for, but output is not hidden's memory with hidden's row stride",
+               "pass hidden as the output, or leave in_place off", "output");
   if (out_.tensor.data == in_.hidden.data && num_tokens_ > 0 && !out_.in_place)
     return bad("[layer] output is hidden's memory, but in_place was not asked for",
                "set LayerOutput::in_place, or pass another tensor", "output");

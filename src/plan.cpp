@@ -47,6 +47,9 @@ Status validate_options(const LayerConfig& config, const PlanOptions& options) {
   if (options.max_tokens < 1 || options.max_tokens > kMostTokens)
     return bad(concat("[plan] max_tokens must be in [1, ", kMostTokens, "], got ", options.max_tokens), "",
                "options.max_tokens");
+  if (options.executor && options.executor->concurrency() < 1)
+    return bad(concat("[plan] the executor's concurrency must be at least 1, got ", options.executor->concurrency()),
+               "", "options.executor");
   if (options.chunk < 0)
     return bad(concat("[plan] chunk must not be negative, got ", options.chunk), "0 = all rows at once",
                "options.chunk");
@@ -142,7 +145,7 @@ std::size_t Plan::workspace_bytes(std::int64_t num_tokens, std::int64_t top_k) c
                        plan.options.max_tokens),
                 concat("create the plan with max_tokens ≥ ", num_tokens), "num_tokens");
   if (top_k == 0) top_k = plan.config.top_k;
-  if (top_k < 1 || top_k > plan.config.num_experts)
+  if (top_k < 1)  // a caller's routing may name an expert twice, so k > E is legal
     throw Error(StatusCode::invalid_argument,
                 concat("[plan] top_k ", top_k, " of ", plan.config.num_experts, " experts"), "", "top_k");
   std::size_t most = 0;

@@ -23,6 +23,10 @@ std::size_t padded_stride(const PackFormat& format, const WeightsSpec& spec) {
 /// A dense copy in `type`; absent stays absent.
 Tensor own(const Tensor& given, DType type, std::vector<std::vector<std::byte>>& storage) {
   if (!given.present()) return {};
+  if (given.data == nullptr || given.rank > 2)
+    throw Error(StatusCode::invalid_argument,
+                concat("[weights] a router, shared or scale tensor is ", given.data ? shape_string(given) : "null"),
+                "rank 1 or 2 with data", "source");
   const std::int64_t rows = given.rank == 2 ? given.shape[0] : 1,
                      cols = given.rank == 2 ? given.shape[1] : given.numel();
   const std::int64_t row_step = given.rank == 2 ? given.stride[0] : 0,
@@ -77,6 +81,10 @@ void own_shared(const Plan::Impl& plan, const SharedTensors& given, Weights::Imp
 }
 
 QuantTensors own_quant(const QuantTensors& given, std::vector<std::vector<std::byte>>& storage) {
+  if (given.g1_alphas.present() || given.g2_alphas.present())
+    throw Error(StatusCode::unsupported,
+                "[weights] per-expert alphas are read by no experts implementation of this version",
+                "fold them into the weights' scales", "source.quant");
   QuantTensors out;
   for (Tensor QuantTensors::*field : {&QuantTensors::a1_scale, &QuantTensors::a2_scale, &QuantTensors::a1_gscale,
                                       &QuantTensors::a2_gscale, &QuantTensors::g1_alphas, &QuantTensors::g2_alphas})

@@ -85,6 +85,42 @@ TEST(bad_call, output_over_hidden_without_in_place) {
   call.in.hidden = call.out.tensor;
   call.expect(StatusCode::invalid_argument, "in_place");
 }
+TEST(bad_call, in_place_with_another_output_than_hidden) {
+  Call call;
+  call.out.in_place = true;
+  call.expect(StatusCode::invalid_argument, "in_place");
+}
+TEST(bad_call, output_rows_that_overlap_each_other) {
+  Call call;
+  call.out.tensor = Tensor::strided(call.output->data(), DType::f32, {4, 40}, {39, 1});
+  call.expect(StatusCode::invalid_shape, "overlap");
+}
+TEST(bad_plan, an_executor_without_threads_is_refused) {
+  struct Nobody final : Executor {
+    int concurrency() const override { return 0; }
+    void run(std::int64_t, void (*)(void*, std::int64_t), void*) override {}
+  } nobody;
+  PlanOptions options;
+  options.executor = &nobody;
+  EXPECT_THROW((void)Plan::create({}, small_config(), options), Error);
+}
+TEST(bad_plan, a_shared_expert_of_absurd_width_is_refused) {
+  LayerConfig config = small_config();
+  config.shared.intermediate = std::int64_t{1} << 62;
+  EXPECT_THROW((void)Plan::create({}, config), Error);
+}
+TEST(bad_weights, a_static_scale_without_data_and_alphas_that_nobody_reads_are_refused) {
+  const LayerConfig config = small_config();
+  const LayerValues values(config);
+  const Plan plan = Plan::create({}, config);
+  WeightsSource source = values.source();
+  source.quant.a1_scale = Tensor(static_cast<void*>(nullptr), DType::f32, {1});
+  EXPECT_THROW((void)Weights::pack(plan, source), Error);
+  source = values.source();
+  const float one = 1;
+  source.quant.g1_alphas = Tensor(&one, DType::f32, {1});
+  EXPECT_THROW((void)Weights::pack(plan, source), Error);
+}
 TEST(bad_call, more_tokens_than_the_plan_takes) {
   Call call;
   std::vector<float> many(17 * 40);

@@ -10,7 +10,10 @@ int main(int argc, char** argv) {
   using namespace moekit::cli;
   auto code = [](Exit exit) { return static_cast<int>(exit); };
   try {
-    return code(run_command_line(argc, argv));
+    const Exit result = run_command_line(argc, argv);
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code(result);
+    talk("moekit: standard output could not be written");
+    return code(Exit::bad_file);
   } catch (const UsageError& error) {
     talk(std::string("moekit: ") + error.what());
     return code(Exit::usage);

@@ -48,7 +48,8 @@ class MOEKIT_API Layer {
   /// @return invalid_argument, invalid_shape, invalid_dtype, workspace_too_small, device_error; nothing has been
   /// written
   ///         when it fails before launch
-  /// Does not allocate, lock or synchronise. Safe to call from several threads with different workspaces.
+  /// Does not allocate and takes no lock of its own; calls that share an executor queue there. Safe to call from
+  /// several threads with different workspaces.
   Status forward(const LayerInput& in, LayerOutput& out, const CallContext& context) const;
   /// Reports and clears a fault that a device noticed after forward returned.
   Status check() const;

@@ -28,7 +28,7 @@ void routed_block(const MoeOutput& moe, std::int64_t t, std::int64_t begin, std:
     const std::int64_t k = open.expanded_to_permuted.shape[1];
     for (std::int64_t j = 0; j < k; ++j) {
       const std::int32_t row = open.expanded_to_permuted.at<std::int32_t>(t, j);
-      if (row < 0) continue;
+      if (row < 0 || row >= open.gemm2_permuted.shape[0]) continue;
       const float weight =
           numeric::load_f32(weights.data, weights.dtype, t * weights.stride[0] + j * weights.stride[1]);
       reduce::add_scaled(value, open.gemm2_permuted.index(row).data, open.gemm2_permuted.dtype, begin, count, weight);
