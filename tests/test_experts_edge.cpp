@@ -48,6 +48,8 @@ TEST_P(ExpertsEdge, every_implementation_is_within_its_bound) {
 
 TEST_P(ExpertsEdge, layers_of_published_models) {
   if (!full()) GTEST_SKIP() << "set MOEKIT_FULL=1 for the layers of shapes/models.txt";
+  const std::string scheme = GetParam();
+  if (scheme == "f32" || scheme == "f16") GTEST_SKIP() << "published in bf16; twice packed, f32 takes 18 GiB";
   SuiteOptions options;
   options.schemes = {GetParam()};
   options.shapes = lines_of("models.txt", 34);
