@@ -81,6 +81,7 @@ Plan Plan::create(Device device, const LayerConfig& config, const PlanOptions& o
   choose_implementations(*impl);
   impl->options.extra_experts = {};  // the caller's spans are not kept
   impl->options.extra_prepare_finalize = {};
+  impl->options.extra_routers = {};
   impl->fingerprint = fingerprint_of(*impl);
   Plan plan;
   plan.impl_ = std::move(impl);

@@ -55,7 +55,7 @@ std::string explain_plan(const Plan::Impl& plan, std::int64_t num_tokens) {
   if (config.shared.intermediate > 0)
     out += concat("shared expert of width ", config.shared.intermediate,
                   config.shared.sigmoid_gate ? ", times sigmoid(gate)" : "", ": after finalize; added once in f32\n");
-  for (const char* stage : {"router", "prepare_finalize", "experts", "shared experts"}) {
+  for (const char* stage : {"router", "prepare_finalize", "experts", "shared experts", "tail"}) {
     const bool present = std::any_of(bucket.candidates.begin(), bucket.candidates.end(),
                                      [&](const Candidate& c) { return c.stage == stage; });
     if (present) out += concat(stage, "\n");

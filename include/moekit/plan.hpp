@@ -13,6 +13,9 @@ namespace moekit::inline v0 {
 
 /// What the layer's output is. tensor: [M, K]. open: MoeOutput, left to the caller. tail: finalised together with
 /// shared experts, residual and RMSNorm.
+/// With open the plan takes experts and a dispatcher that can leave the output open before any that cannot, be they
+/// faster or not; where none can (also: none of the forced name), and above tail_max_tokens, the layer closes the
+/// output and MoeOutput::routed is that tensor. BucketPlan::tail says which, the "tail" candidates say why.
 enum class OutputKind : std::uint8_t { tensor, open, tail };
 
 struct PlanOptions {
@@ -30,8 +33,8 @@ struct PlanOptions {
   std::int64_t tail_max_tokens = 256;             ///< OutputKind::tail and open: above it the layer finalises by itself
   std::span<const ExpertsEntry> extra_experts{};  ///< yours, in front of the built-in list
   std::span<const PrepareFinalizeEntry> extra_prepare_finalize{};
-  /// Yours, in front of the built-in list. config.router.source == custom takes the first of these that says yes, or
-  /// the one named by `router`; without one, Plan::create fails.
+  /// Yours, in front of the built-in list. config.router.source == custom takes the first of these that says yes,
+  /// whatever it estimates, or the one named by `router`; without one, Plan::create fails.
   std::span<const RouterEntry> extra_routers{};
 };
 
@@ -49,6 +52,7 @@ struct Candidate {
 struct BucketPlan {
   std::int64_t max_tokens = 0;
   std::string router, prepare_finalize, experts;
+  std::string tail;    ///< who closes the output: "layer" (finalize), "cpu" (the tail), "caller" (it is left open)
   std::string format;  ///< pack format
   double estimate_us = 0;
   double floor_us = 0;  ///< the larger of bytes / bandwidth and operations / peak
