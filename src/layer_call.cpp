@@ -1,9 +1,8 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "dispatch/finalize.hpp"
 #include "layer_impl.hpp"
-#include "quant/numeric.hpp"
 #include "tail/tail.hpp"
 #include "text.hpp"
 
@@ -29,6 +28,10 @@ Status LayerCall::check() {
   if (num_tokens_ > plan_.options.max_tokens)
     return bad(concat("[layer] ", num_tokens_, " tokens, but the plan takes at most ", plan_.options.max_tokens),
                concat("create the plan with max_tokens ≥ ", num_tokens_), "hidden");
+  if (in_.group_tokens && *in_.group_tokens != 0 && *in_.group_tokens != num_tokens_)
+    return bad(concat("[layer] group_tokens is ", *in_.group_tokens, ", but the group is this rank alone, with ",
+                      num_tokens_, " tokens"),
+               "leave it absent, or pass the tokens of this rank", "group_tokens");
   num_valid_ = in_.num_valid ? std::clamp<std::int64_t>(*in_.num_valid, 0, num_tokens_) : num_tokens_;
   bucket_ = &plan_.buckets[plan_.bucket_index(num_tokens_)];
   kernel_ = layer_.kernels[plan_.bucket_index(num_tokens_)].get();
@@ -87,7 +90,7 @@ Status LayerCall::check_routing() {
     return Status(StatusCode::invalid_shape,
                   concat("[layer] logits have ", in_.logits.rows(), " rows, hidden has ", num_tokens_), "", "logits");
   }
-  if (!weights_.router.weight.present())
+  if (!weights_.router.weight.present() && config.router.source != RouterSource::custom)
     return bad("[layer] neither logits nor routing were given, and the layer has no router weights",
                "give WeightsSource::router.weight, or pass logits or routing", "logits");
   return {};
@@ -171,10 +174,13 @@ Status LayerCall::route() {
   if (config.source == RouterSource::simulated)
     return simulate_routing(config, plan_.config.num_experts, 0, routing_.ids, routing_.weights);
   RouteArgs args;
-  args.logits = in_.logits.present() ? valid(in_.logits) : valid(scratch_.logits);
-  if (!in_.logits.present())
-    if (Status s = router_gemm(valid(in_.hidden), weights_.router.weight, args.logits, context_); !s.ok()) return s;
   args.hidden = valid(in_.hidden);  // routers of the caller's may look at it
+  if (in_.logits.present()) {
+    args.logits = valid(in_.logits);
+  } else if (weights_.router.weight.present()) {  // a custom router may do without logits
+    args.logits = valid(scratch_.logits);
+    if (Status s = router_gemm(args.hidden, weights_.router.weight, args.logits, context_); !s.ok()) return s;
+  }
   args.config = &config;
   args.tensors = &weights_.router;
   args.ids = routing_.ids;
@@ -182,7 +188,9 @@ Status LayerCall::route() {
   args.checked = plan_.options.checked;
   args.context = context_;
   args.context.workspace = scratch_.router;
-  return bucket_->router->route(args);
+  if (Status s = bucket_->router->route(args); !s.ok()) return s;
+  const bool doubted = plan_.options.checked && config.source == RouterSource::custom;
+  return doubted ? check_ids(args.ids, plan_.config.num_experts) : Status();
 }
 
 Status LayerCall::run_kernel() {
@@ -211,8 +219,10 @@ Status LayerCall::finish() {
     *out_.open = result_.open;
     return {};
   }
-  if (bucket_->shared && num_valid_ > 0) add_shared();
-  zero_rows(out_.tensor.slice_rows(num_valid_, num_tokens_));
+  if (bucket_->shared && num_valid_ > 0)  // routed + shared in f32, one rounding
+    if (Status s = close_output({result_.output, result_.shared, 1.0f}, valid(out_.tensor), context_); !s.ok())
+      return s;
+  dispatch::fill_zero(out_.tensor.slice_rows(num_valid_, num_tokens_));
   if (out_.open) *out_.open = MoeOutput{out_.tensor, {}, 1.0f};
   return {};
 }
@@ -225,32 +235,9 @@ Status LayerCall::finish_tail() const {
   const MoeOutput routed = result_.left_open ? result_.open : MoeOutput{result_.output, result_.shared, 1.0f};
   if (num_valid_ > 0)
     if (Status s = tail::add_and_norm(routed, valid_rows, context_); !s.ok()) return s;
-  zero_rows(out_.tail->norm_out.slice_rows(num_valid_, num_tokens_));
-  zero_rows(out_.tail->residual_out.slice_rows(num_valid_, num_tokens_));
+  dispatch::fill_zero(out_.tail->norm_out.slice_rows(num_valid_, num_tokens_));
+  dispatch::fill_zero(out_.tail->residual_out.slice_rows(num_valid_, num_tokens_));
   return {};
-}
-
-void LayerCall::zero_rows(const Tensor& tensor) const {
-  for (std::int64_t t = 0; t < tensor.rows(); ++t)
-    std::memset(tensor.index(t).data, 0, static_cast<std::size_t>(tensor.shape[1] * bytes(tensor.dtype)));
-}
-
-/// output = routed + shared, in f32, one rounding; rows in parallel.
-void LayerCall::add_shared() const {
-  struct Rows {
-    Tensor routed, shared, output;
-  } rows{result_.output, result_.shared, valid(out_.tensor)};
-  context_.stream.executor->run(
-      num_valid_,
-      [](void* state, std::int64_t t) {
-        const Rows& r = *static_cast<const Rows*>(state);
-        const float* routed = r.routed.index(t).as<float>();
-        const float* shared = r.shared.index(t).as<float>();
-        const Tensor row = r.output.index(t);
-        for (std::int64_t c = 0; c < row.shape[0]; ++c)
-          numeric::store_f32(row.data, row.dtype, c, routed[c] + shared[c]);
-      },
-      &rows);
 }
 
 }  // namespace moekit::inline v0

@@ -33,8 +33,6 @@ class LayerCall {
   Status check_routing();
   Status check_output();
   Tensor valid(const Tensor& tensor) const { return tensor.slice_rows(0, num_valid_); }
-  void zero_rows(const Tensor& tensor) const;
-  void add_shared() const;
   Status finish_tail() const;
 
   const Layer::Impl& layer_;

@@ -92,6 +92,39 @@ QuantTensors own_quant(const QuantTensors& given, std::vector<std::vector<std::b
   return out;
 }
 
+/// The values of `spec`. Rows are quantised before they are at an expert, so a1 has one static scale; a2 one, or one
+/// for each of `num_experts`.
+QuantConfig quant_config(const QuantSpec& spec, const QuantTensors& given, std::int64_t num_experts,
+                         Weights::Impl& out) {
+  if (given.a1_scale.present() && given.a1_scale.numel() != 1)
+    throw Error(StatusCode::invalid_shape, concat("[weights] a1_scale must be [1], got ", shape_string(given.a1_scale)),
+                "rows are quantised before they are at an expert: use the largest of the experts' scales", "a1_scale");
+  const Tensor& a2 = given.a2_scale;
+  if (a2.present() && a2.numel() != 1 && !(a2.rank == 1 && a2.shape[0] == num_experts))
+    throw Error(StatusCode::invalid_shape,
+                concat("[weights] a2_scale must be [1] or [", num_experts, "], got ", shape_string(a2)), "",
+                "a2_scale");
+  return {spec, own_quant(given, out.storage)};
+}
+
+/// Of the shared expert, which quantises its own activations: with scales of its own.
+QuantConfig shared_quant_config(const LayerConfig& config, const QuantTensors& given, Weights::Impl& out) {
+  if (config.shared.intermediate == 0) return {};
+  QuantSpec spec = config.quant;
+  if (!config.shared.quantised) {
+    const QuantDesc dense{config.dtype, {}};
+    spec = {dense, dense, dense, dense, config.quant.int8_divisor};
+  }
+  try {
+    return quant_config(spec, given, 1, out);
+  } catch (const Error& error) {
+    Status failed = with_place(error.status(), "shared expert");
+    throw Error(failed.code(), failed.message(),
+                failed.hint().empty() ? "WeightsSource::shared.quant holds its scales" : failed.hint(),
+                concat("source.shared.quant.", failed.field()));
+  }
+}
+
 }  // namespace
 
 Weights Weights::pack(const Plan& plan, const WeightsSource& source) {
@@ -114,13 +147,8 @@ Weights Weights::pack(const Plan& plan, const WeightsSource& source) {
   }
   own_router(chosen.config, source.router, *impl);
   own_shared(chosen, source.shared, *impl);
-  impl->quant = QuantConfig(chosen.config.quant, own_quant(source.quant, impl->storage));
-  QuantSpec shared_quant = chosen.config.quant;
-  if (!chosen.config.shared.quantised) {
-    const QuantDesc dense{chosen.config.dtype, {}};
-    shared_quant = {dense, dense, dense, dense, chosen.config.quant.int8_divisor};
-  }
-  impl->shared_quant = QuantConfig(shared_quant, {});
+  impl->quant = quant_config(chosen.config.quant, source.quant, chosen.spec.num_local, *impl);
+  impl->shared_quant = shared_quant_config(chosen.config, source.shared.quant, *impl);
   Weights weights;
   weights.impl_ = std::move(impl);
   return weights;

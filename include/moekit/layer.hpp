@@ -13,8 +13,9 @@ struct LayerInput {
   Tensor hidden{};    ///< [M, K] in the layer's type; row stride may exceed K; read
   Tensor logits{};    ///< [M, E] f32, bf16 or f16; absent = the layer's own router GEMM, or `routing`
   Routing routing{};  ///< ids and weights of the caller (external routing); wins over logits
-  const std::int32_t* num_valid = nullptr;     ///< on the device; rows beyond it are not routed and their output is 0
-  std::optional<std::int64_t> group_tokens{};  ///< expert parallelism: equal on all ranks
+  const std::int32_t* num_valid = nullptr;  ///< on the device; rows beyond it are not routed and their output is 0
+  /// Expert parallelism: equal on all ranks. One rank: absent, 0, or its own M; anything else is an error.
+  std::optional<std::int64_t> group_tokens{};
   std::int64_t top_k = 0;  ///< 0 = the layer's; a run-time override needs k ≤ E and workspace for it
 };
 

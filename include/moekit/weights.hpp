@@ -14,6 +14,7 @@ namespace moekit::inline v0 {
 struct SharedTensors {
   CanonicalExpert expert{};
   Tensor gate_vector{};
+  QuantTensors quant{};  ///< its own static activation scales, each [1], where it is quantised and the scheme has them
 };
 
 /// Where the values of a layer come from. Everything is read during pack and may go afterwards.
@@ -22,7 +23,7 @@ struct WeightsSource {
   std::function<Status(std::int64_t e, CanonicalExpert& expert)> expert{};
   RouterTensors router{};
   SharedTensors shared{};
-  QuantTensors quant{};  ///< static activation scales
+  QuantTensors quant{};  ///< static activation scales of the routed experts: a1_scale [1], a2_scale [1] or [E]
 };
 
 /// Immutable but for replace_expert; shareable between layers and threads. Peak memory while packing: the packed bytes
