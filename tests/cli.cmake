@@ -7,4 +7,11 @@ if(TARGET moekit_cli)
   add_test(NAME test_cli_verbs COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/test_cli_verbs.py
                                        $<TARGET_FILE:moekit_cli> ${PROJECT_SOURCE_DIR})
   set_tests_properties(test_cli_verbs PROPERTIES TIMEOUT 600)
+
+  # batch_invariant on 1, 2, 3 and 8 threads: one published layer, and all of them (4 minutes on two cores).
+  add_test(NAME test_cli_bits COMMAND moekit_cli verify e32k8h1024i512:bf16 --bits)
+  add_test(NAME test_cli_bits_full CONFIGURATIONS Full
+           COMMAND moekit_cli verify ${PROJECT_SOURCE_DIR}/shapes/models.txt --bits)
+  set_tests_properties(test_cli_bits PROPERTIES TIMEOUT 300)
+  set_tests_properties(test_cli_bits_full PROPERTIES TIMEOUT 3600)
 endif()

@@ -118,10 +118,12 @@ TEST_F(Verifier, refuses_a_row_that_nobody_wrote) {
 
 // ---- bench with a broken implementation -----------------------------------------------------------------------------
 
-/// The reference with one element of its last row off by a tenth of the row's first.
+enum class Fault { last_row, threads };
+
+/// The reference with one element of its last row wrong, or one that the number of threads decides.
 class Broken final : public Experts {
  public:
-  explicit Broken(std::unique_ptr<Experts> inner) : inner_(std::move(inner)) {}
+  Broken(std::unique_ptr<Experts> inner, Fault fault) : inner_(std::move(inner)), fault_(fault) {}
   std::string_view name() const override { return "broken"; }
   Verdict supports(const Problem& p) const override { return inner_->supports(p); }
   Formats activation_formats() const override { return inner_->activation_formats(); }
@@ -136,22 +138,27 @@ class Broken final : public Experts {
     if (Status s = inner_->apply(args, result); !s.ok()) return s;
     const Tensor& y = result.output;
     const std::int64_t at = (y.shape[0] - 1) * y.stride[0] + y.shape[1] / 2;
-    numeric::store_f32(y.data, y.dtype, at, 1.0f + 2.0f * numeric::load_f32(y.data, y.dtype, at));
+    if (fault_ == Fault::last_row)
+      numeric::store_f32(y.data, y.dtype, at, 1.0f + 2.0f * numeric::load_f32(y.data, y.dtype, at));
+    else if (args.context.stream.executor->concurrency() == 8)
+      numeric::store_f32(y.data, y.dtype, 0, 1.0f);
     return {};
   }
 
  private:
   std::unique_ptr<Experts> inner_;
+  Fault fault_;
 };
 
+template <Fault fault>
 std::unique_ptr<Experts> make_broken(const MakeContext& context) {
   for (const ExpertsEntry& entry : experts_implementations())
-    if (entry.name == "reference") return std::make_unique<Broken>(entry.make(context));
+    if (entry.name == "reference") return std::make_unique<Broken>(entry.make(context), fault);
   return nullptr;
 }
 
 TEST(Bench, prints_no_row_for_a_wrong_result) {
-  const ExpertsEntry broken[] = {{"broken", make_broken, [] { return Verdict::yes(); }}};
+  const ExpertsEntry broken[] = {{"broken", make_broken<Fault::last_row>, [] { return Verdict::yes(); }}};
   BenchArgs args;
   args.subject = "e4k2h64i32:bf16";
   args.impl = "broken";
@@ -167,6 +174,31 @@ TEST(Bench, prints_no_row_for_a_wrong_result) {
   EXPECT_EQ(out, "");
   EXPECT_NE(err.find("WRONG RESULT"), std::string::npos) << err;
   EXPECT_NE(err.find("e4k2h64i32:bf16"), std::string::npos) << err;
+}
+
+std::string bits_of(const ExpertsEntry& entry, Exit expected) {
+  VerifyArgs args;
+  args.subject = "e4k2h64i32:bf16";
+  args.impl = std::string(entry.name);
+  args.tokens = {1, 5};
+  args.bits = args.json = true;
+  args.extra_experts = {&entry, 1};
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(run_verify(args), expected);
+  return testing::internal::GetCapturedStdout();
+}
+
+TEST(VerifyBits, finds_bits_that_depend_on_other_rows_or_on_threads) {
+  const auto anywhere = [] { return Verdict::yes(); };
+  const std::string rows = bits_of({"broken", make_broken<Fault::last_row>, anywhere}, Exit::check_failed);
+  EXPECT_NE(rows.find(R"("case":"M5 bits, rows alone: 0 1 2 3 4")"), std::string::npos) << rows;
+  EXPECT_NE(rows.find(R"("ok":false)", rows.find("rows alone")), std::string::npos) << rows;
+  const std::string threads = bits_of({"broken", make_broken<Fault::threads>, anywhere}, Exit::check_failed);
+  for (const char* tokens : {"M1", "M5"}) {
+    const std::size_t at = threads.find(std::string("\"case\":\"") + tokens + " bits, threads 8\"");
+    ASSERT_NE(at, std::string::npos) << threads;
+    EXPECT_LT(threads.find(R"("ok":false)", at), threads.find('\n', at)) << threads;
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "console.hpp"
 #include "spelling.hpp"
+#include "values.hpp"
 #include "verbs.hpp"
 
 namespace moekit::cli {
@@ -34,16 +35,12 @@ class ExamplesFirst : public CLI::Formatter {
   std::map<const CLI::App*, std::string> examples_;
 };
 
-/// A whole number of at least `least`, with a complaint that people can read.
-CLI::Validator at_least(std::int64_t least) {
-  return CLI::Validator(
-      [least](const std::string& text) {
-        char* end = nullptr;
-        const long long value = std::strtoll(text.c_str(), &end, 10);
-        if (*end == '\0' && !text.empty() && value >= least) return std::string();
-        return text + " is no whole number of at least " + std::to_string(least);
-      },
-      "");
+/// A whole number in a range, with a complaint that people can read.
+CLI::Validator whole(std::int64_t least, std::int64_t most = INT64_MAX) {
+  return CLI::Validator([least, most](const std::string& text) { return whole_complaint(text, least, most); }, "");
+}
+CLI::Validator not_empty() {
+  return CLI::Validator([](const std::string& text) { return std::string(text.empty() ? "needs a value" : ""); }, "");
 }
 CLI::Validator between(double least, double most) {
   return CLI::Validator(
@@ -68,7 +65,7 @@ CLI::Validator one_of(const std::vector<std::string>& words) {
       "");
 }
 
-void add_device(CLI::App& verb, std::string& device) {
+void add_device(CLI::App& verb, std::optional<std::string>& device) {
   verb.add_option("--device", device, "cpu or cuda")->type_name("cpu|cuda")->check(one_of({"cpu", "cuda"}));
 }
 void add_json(CLI::App& verb, bool& json, const char* what) { verb.add_flag("--json", json, what); }
@@ -80,15 +77,29 @@ void add_determinism(CLI::App& verb, Level& level) {
 }
 template <class Threads>
 void add_threads(CLI::App& verb, Threads& threads) {
-  verb.add_option("--threads", threads, "0 = as many as CPU set and quota allow")->type_name("N")->check(at_least(0));
+  verb.add_option("--threads", threads, "0 = as many as CPU set and quota allow")
+      ->type_name("N")
+      ->check(whole(0, kMostThreads));
+}
+void add_tokens(CLI::App& verb, std::optional<std::vector<std::int64_t>>& tokens, const char* what) {
+  verb.add_option("--tokens", tokens, what)->delimiter(',')->type_name("N")->check(whole(1, kMostTokens));
 }
 void add_layer(CLI::App& verb, std::optional<std::int64_t>& layer) {
-  verb.add_option("--layer", layer, "decoder layer of a checkpoint, from 0")->type_name("N")->check(at_least(0));
+  verb.add_option("--layer", layer, "decoder layer of a checkpoint, from 0")->type_name("N")->check(whole(0));
 }
 void add_schemes(CLI::App& verb, std::optional<std::string>& weights, std::optional<std::string>& activations) {
   verb.add_option("--weights", weights, "f32 bf16 f16 int8 fp8_block128")->type_name("SCHEME");
   verb.add_option("--activations", activations, "f32 bf16 f16 int8_token (int8) fp8_group128 (fp8)")
       ->type_name("SCHEME");
+}
+
+/// Part of the interface, not of this version: giving it is answered by name.
+void add_later(CLI::App& verb, const char* flag, std::vector<std::string>& later) {
+  const auto remember = [&later, flag](const CLI::results_t&) {
+    later.emplace_back(flag);
+    return true;
+  };
+  verb.add_option(flag, remember, "comes in a later version")->expected(1)->type_name("…")->group("Later");
 }
 
 /// Records of all verbs; parse fills one of them.
@@ -100,6 +111,7 @@ struct All {
   VerifyArgs verify;
   BenchArgs bench;
   DemoArgs demo;
+  std::vector<std::string> later;  ///< flags of later versions that were given
 };
 
 void add_doctor(CLI::App& app, All& all, ExamplesFirst& help) {
@@ -124,11 +136,9 @@ void add_explain(CLI::App& app, All& all, ExamplesFirst& help) {
   ExplainArgs& args = all.explain;
   verb->add_option("SHAPE|DIR", args.subject, kSubjectHelp)->required()->type_name("");
   add_layer(*verb, args.layer);
-  verb->add_option("--tokens", args.tokens, "numbers of tokens, separated by commas (1,16,512)")
-      ->delimiter(',')
-      ->type_name("N")
-      ->check(at_least(1));
+  add_tokens(*verb, args.tokens, "numbers of tokens, separated by commas (1,16,512)");
   verb->add_option("--impl", args.impl, "force experts by name")->type_name("GLOB");
+  add_later(*verb, "--ep", all.later);
   add_schemes(*verb, args.weights, args.activations);
   add_threads(*verb, args.threads);
   add_device(*verb, args.device);
@@ -147,9 +157,10 @@ void add_run(CLI::App& app, All& all, ExamplesFirst& help) {
   verb->add_option("--out", args.out, "write y as .npy, f32: [M, K], or [layers, M, K] for all layers")
       ->type_name("PATH");
   verb->add_option("--routing-out", args.routing_out, "write layer,token,slot,expert,weight as CSV")->type_name("PATH");
-  verb->add_option("--tokens", args.tokens, "generated rows (16)")->type_name("N")->check(at_least(0));
-  verb->add_option("--seed", args.seed, "of the generated rows")->type_name("N");
+  verb->add_option("--tokens", args.tokens, "generated rows (16)")->type_name("N")->check(whole(0, kMostTokens));
+  verb->add_option("--seed", args.seed, "of the generated rows")->type_name("N")->check(whole(0));
   verb->add_option("--impl", args.impl, "force experts by name")->type_name("GLOB");
+  for (const char* flag : {"--trace", "--ep"}) add_later(*verb, flag, all.later);
   add_threads(*verb, args.threads);
   add_device(*verb, args.device);
   add_determinism(*verb, args.determinism);
@@ -160,11 +171,18 @@ void add_verify(CLI::App& app, All& all, ExamplesFirst& help) {
   auto* verb = app.add_subcommand(
       "verify", "Check every implementation against known results, or against float64 where there are none");
   help.add(verb, {"moekit verify model/", "moekit verify e16k4h256i128:bf16",
-                  "moekit verify model/ --layer 0 --impl 'cpu.*' --json"});
+                  "moekit verify model/ --layer 0 --impl 'cpu.*' --json", "moekit verify shapes/models.txt --bits"});
   VerifyArgs& args = all.verify;
-  verb->add_option("SHAPE|DIR", args.subject, kSubjectHelp)->required()->type_name("");
+  verb->add_option("SHAPE|DIR", args.subject, std::string(kSubjectHelp) + ", or a file that lists shapes")
+      ->required()
+      ->type_name("");
   add_layer(*verb, args.layer);
-  verb->add_option("--impl", args.impl, "experts implementations (*)")->type_name("GLOB");
+  verb->add_option("--impl", args.impl, "experts implementations (*; with --bits: the plan's choice)")
+      ->type_name("GLOB");
+  add_tokens(*verb, args.tokens, "generated rows (1,37; with --bits 1,33,512)");
+  verb->add_flag("--bits", args.bits,
+                 "only whether batch_invariant layers keep their bits on 1, 2, 3 and 8 threads; prints hashes");
+  add_threads(*verb, args.threads);
   add_device(*verb, args.device);
   add_json(*verb, args.json, "one JSON object per check");
 }
@@ -179,10 +197,7 @@ void add_bench(CLI::App& app, All& all, ExamplesFirst& help) {
   BenchArgs& args = all.bench;
   verb->add_option("SHAPE|DIR", args.subject, kSubjectHelp)->required()->type_name("");
   add_layer(*verb, args.layer);
-  verb->add_option("--tokens", args.tokens, "numbers of tokens, separated by commas (1,16,512)")
-      ->delimiter(',')
-      ->type_name("N")
-      ->check(at_least(1));
+  add_tokens(*verb, args.tokens, "numbers of tokens, separated by commas (1,16,512)");
   add_schemes(*verb, args.weights, args.activations);
   verb->add_option("--impl", args.impl, "experts implementations; absent: the plan's choice")->type_name("GLOB");
   verb->add_option("--vs", args.vs, "paired comparison A, B, A, B with another implementation")->type_name("GLOB");
@@ -196,7 +211,7 @@ void add_bench(CLI::App& app, All& all, ExamplesFirst& help) {
       ->type_name("MS")
       ->check(between(0, 1e6));
   verb->add_option("--seconds", args.seconds, "measuring time per row (1)")->type_name("S")->check(between(0.01, 600));
-  verb->add_option("--seed", args.seed, "of rows, weights and routing")->type_name("N");
+  verb->add_option("--seed", args.seed, "of rows, weights and routing")->type_name("N")->check(whole(0));
   verb->add_option("--svg", args.svg, "write latency against tokens as a picture")->type_name("FILE");
   add_json(*verb, args.json, "one JSON object per row");
 }
@@ -208,6 +223,7 @@ void add_demo(CLI::App& app, All& all, ExamplesFirst& help) {
   help.add(verb, {"moekit demo", "moekit demo --data model/ --out pictures/"});
   verb->add_option("--data", all.demo.data, "checkpoint; absent: the one that comes with the sources");
   verb->add_option("--out", all.demo.out_directory, "folder for the pictures; absent: build/demo of the source tree");
+  add_json(*verb, all.demo.json, "one JSON object per line; talk on stderr");
 }
 
 std::vector<std::string> names_of_verbs(const CLI::App& app) {
@@ -219,7 +235,7 @@ std::vector<std::string> names_of_verbs(const CLI::App& app) {
 
 std::vector<std::string> names_of_flags(const CLI::App& app) {
   std::vector<std::string> out;
-  for (const CLI::Option* option : app.get_options())
+  for (const CLI::Option* option : app.get_options())  // those of later versions are known, too
     for (const std::string& name : option->get_lnames()) out.push_back("--" + name);
   return out;
 }
@@ -256,8 +272,25 @@ Exit explain_failure(const CLI::App& app, const CLI::ParseError& error, int argc
   return usage(error.what(), verb);
 }
 
+/// Verbs of later versions.
+constexpr const char* kLaterVerbs[] = {"synth", "quantize", "tune",  "plan",   "trace",
+                                       "plot",  "pack",     "cache", "config", "report"};
+
+Exit later(const std::string& what) {
+  talk("moekit: [later] " + what + " comes in a later version");
+  return Exit::unsupported;
+}
+
+/// Text that was given must say something.
+void refuse_empty_values(CLI::App& app) {
+  for (CLI::App* verb : app.get_subcommands([](CLI::App*) { return true; }))
+    for (CLI::Option* option : verb->get_options())
+      if (option->get_items_expected_max() > 0) option->check(not_empty());
+}
+
 Exit dispatch(const CLI::App& app, const All& all) {
   const std::string verb = app.get_subcommands().front()->get_name();
+  if (!all.later.empty()) return later(verb + " " + all.later.front());
   if (verb == "doctor") return run_doctor(all.doctor);
   if (verb == "inspect") return run_inspect(all.inspect);
   if (verb == "explain") return run_explain(all.explain);
@@ -290,6 +323,7 @@ Exit run_command_line(int argc, char** argv) {
   add_verify(app, all, *help);
   add_bench(app, all, *help);
   add_demo(app, all, *help);
+  refuse_empty_values(app);
 
   if (argc < 2) {
     talk(trimmed(app.help()));
@@ -297,6 +331,7 @@ Exit run_command_line(int argc, char** argv) {
   }
   const std::string first = argv[1];
   const std::vector<std::string> verbs = names_of_verbs(app);
+  if (std::find(std::begin(kLaterVerbs), std::end(kLaterVerbs), first) != std::end(kLaterVerbs)) return later(first);
   if (first.rfind('-', 0) != 0 && std::find(verbs.begin(), verbs.end(), first) == verbs.end()) {
     std::string list;
     for (const std::string& verb : verbs) list += " " + verb;

@@ -5,6 +5,7 @@
 #include "console.hpp"
 #include "cpu/ceilings.hpp"
 #include "cpu/isa.hpp"
+#include "files.hpp"
 #include "machine.hpp"
 #include "spelling.hpp"
 #include "svg.hpp"
@@ -44,7 +45,8 @@ BenchJob make_job(const BenchArgs& args, const Subject& subject) {
   BenchJob job{args, subject.layer(args.layer), {}, {}, parse_routing(args.routing.value_or("uniform")), nullptr,
                {},   environment_record()};
   job.config = with_schemes(job.layer.config, args.weights, args.activations);
-  job.source = subject.source(job.layer, job.config, args.seed);
+  job.seed = args.seed.value_or(1);
+  job.source = subject.source(job.layer, job.config, job.seed);
   job.executor = &executor_for(args.threads.value_or(0));
   job.tokens = args.tokens ? *args.tokens : std::vector<std::int64_t>{1, 16, 512};
   return job;
@@ -64,7 +66,7 @@ class Judge {
   Judge(const BenchJob& job, const std::vector<BenchInput>& inputs) : job_(job) {
     for (const BenchInput& input : inputs) {
       Expected expected;
-      expected.rows = sampled_rows(input.tokens, job.args.seed + 4);
+      expected.rows = sampled_rows(input.tokens, job.seed + 4);
       expected.values = oracle({job.config, job.source, input.hidden.tensor, input.routing.view(), expected.rows});
       expected_.push_back(std::move(expected));
     }
@@ -79,7 +81,8 @@ class Judge {
       try {
         BenchArgs plain = job_.args;
         plain.determinism = "fast";
-        const BenchJob other{plain, job_.layer, job_.config, job_.source, job_.routing, job_.executor, job_.tokens, {}};
+        const BenchJob other{plain,         job_.layer,  job_.config, job_.source, job_.routing,
+                             job_.executor, job_.tokens, {},          job_.seed};
         Contender contender(other, name, 1);
         for (std::size_t i = 0; i < inputs.size(); ++i) {
           expected_[i].other = result_of(other, inputs[i], contender);
@@ -255,18 +258,22 @@ class Bench {
 }  // namespace
 
 Exit run_bench(const BenchArgs& args) {
-  if (device_from_name(args.device).type != DeviceType::cpu)
-    throw Error(StatusCode::unsupported, "[bench] no CUDA module is loaded", "time the CPU: --device cpu");
-  if (args.peer)
-    throw Error(StatusCode::unsupported, "[bench] no peer is built in, so not " + *args.peer, "leave --peer out");
   const Subject subject = Subject::open(args.subject);
   BenchArgs all = args;
-  subject.fill("tokens", all.tokens);
-  subject.fill("impl", all.impl);
-  subject.fill("vs", all.vs);
-  subject.fill("routing", all.routing);
-  subject.fill("determinism", all.determinism);
-  subject.fill("threads", all.threads);
+  subject.settle("bench", {{"tokens", &all.tokens},
+                           {"impl", &all.impl},
+                           {"vs", &all.vs},
+                           {"peer", &all.peer},
+                           {"device", &all.device},
+                           {"routing", &all.routing},
+                           {"determinism", &all.determinism},
+                           {"threads", &all.threads},
+                           {"seed", &all.seed}});
+  if (device_from_name(all.device.value_or("cpu")).type != DeviceType::cpu)
+    throw Error(StatusCode::unsupported, "[bench] no CUDA module is loaded", "time the CPU: --device cpu");
+  if (all.peer)
+    throw Error(StatusCode::unsupported, "[bench] no peer is built in, so not " + *all.peer, "leave --peer out");
+  if (!all.svg.empty()) require_output(all.svg);
   install_interrupt_handler();
   return Bench(all, subject).run();
 }

@@ -25,6 +25,7 @@ struct BenchJob {
   Executor* executor = nullptr;
   std::vector<std::int64_t> tokens;
   Json env;  ///< taken before threads are bound
+  std::uint64_t seed = 1;
 };
 /// The plan of one implementation (empty: the plan's choice), without weights.
 Plan plan_for(const BenchJob& job, const std::string& impl);

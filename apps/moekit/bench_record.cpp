@@ -17,7 +17,7 @@ std::string bench_record(const BenchJob& job, const BenchRow& row) {
       .set("rotated_bytes", row.rotated_bytes)
       .set("evicted_bytes", row.evicted_bytes)
       .set("checked_rows", row.checked_with)
-      .set("seed", static_cast<std::int64_t>(job.args.seed));
+      .set("seed", static_cast<std::int64_t>(job.seed));
   return Json::object()
       .set("schema", "moekit.bench/1")
       .set("shape", shape_string(job.config))

@@ -40,9 +40,9 @@ LayerInput BenchInput::view() const {
 BenchInput make_input(const BenchJob& job, std::int64_t tokens) {
   BenchInput out;
   out.tokens = tokens;
-  out.hidden = generated_rows(tokens, job.config.hidden, job.config.dtype, job.args.seed + 1);
-  RoutingRows wanted = make_routing(job.routing, job.config, job.layer.index, tokens, job.args.seed + 2);
-  out.logits = logits_for(wanted.ids.tensor, job.config.num_experts, job.args.seed + 3);
+  out.hidden = generated_rows(tokens, job.config.hidden, job.config.dtype, job.seed + 1);
+  RoutingRows wanted = make_routing(job.routing, job.config, job.layer.index, tokens, job.seed + 2);
+  out.logits = logits_for(wanted.ids.tensor, job.config.num_experts, job.seed + 3);
   out.routing = route_with("reference", out.logits.tensor, job.config, job.source.router);
   if (!same_sets(out.routing.ids.tensor, wanted.ids.tensor)) {
     out.as_routing = true;

@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "console.hpp"
+#include "files.hpp"
 #include "golden.hpp"
 #include "route.hpp"
 #include "svg.hpp"
@@ -42,12 +43,20 @@ fs::path picture_folder(const DemoArgs& args) {
   return out;
 }
 
-void heading(int number, const std::string& title, const std::string& what) {
-  print(format("\n%d. %s\n   %s\n", number, title.c_str(), what.c_str()));
+/// Words between the records: on stderr where stdout is for machines.
+void say(const DemoArgs& args, const std::string& text) {
+  if (args.json)
+    talk(text);
+  else
+    print(text);
+}
+
+void heading(const DemoArgs& args, int number, const std::string& title, const std::string& what) {
+  say(args, format("\n%d. %s\n   %s\n", number, title.c_str(), what.c_str()));
 }
 
 /// Where each layer sends real text (or generated rows, if the folder has no recorded inputs).
-void draw_experts(const Subject& subject, const std::string& path) {
+void draw_experts(const DemoArgs& args, const Subject& subject, const std::string& path) {
   const std::optional<io::Golden> golden = open_golden(subject);
   std::vector<LayerLoad> loads;
   std::int64_t rows = 0;
@@ -69,9 +78,9 @@ void draw_experts(const Subject& subject, const std::string& path) {
                        format("%s · %s tokens of %s", fs::path(subject.text()).filename().c_str(),
                               format_count(static_cast<double>(rows)).c_str(), golden ? "real text" : "generated rows"),
                        loads));
-  print(format(
-      "   The busiest expert gets %.1f times its share. That skew is why a layer must be fast for uneven loads too.",
-      busiest));
+  say(args, format("   The busiest expert gets %.1f times its share. That skew is why a layer must be fast for uneven "
+                   "loads too.",
+                   busiest));
 }
 
 }  // namespace
@@ -81,29 +90,33 @@ Exit run_demo(const DemoArgs& args) {
   const std::string model = find_model(args);
   const fs::path folder = picture_folder(args);
   const std::string latency = (folder / "latency.svg").string(), experts = (folder / "experts.svg").string();
-  print(
+  require_output(latency);
+  require_output(experts);
+  say(args,
       "moekit runs the Mixture-of-Experts layers of a model. This is a tour on a byte-level language model that was\n"
       "trained for the purpose; your own checkpoint goes where " +
-      model + " stands.");
+          model + " stands.");
 
-  heading(1, "inspect", "What is in the checkpoint, and what will run it on this machine.");
-  if (const Exit exit = run_inspect({.directory = model, .json = false}); exit != Exit::ok) return exit;
+  heading(args, 1, "inspect", "What is in the checkpoint, and what will run it on this machine.");
+  if (const Exit exit = run_inspect({.directory = model, .json = args.json}); exit != Exit::ok) return exit;
 
-  heading(2, "run", "Each MoE layer on 64 generated rows: where the router sends them, and how long it takes.");
+  heading(args, 2, "run", "Each MoE layer on 64 generated rows: where the router sends them, and how long it takes.");
   RunArgs run;
   run.directory = model;
   run.tokens = 64;
+  run.json = args.json;
   if (const Exit exit = run_run(run); exit != Exit::ok) return exit;
-  draw_experts(Subject::open_checkpoint(model), experts);
+  draw_experts(args, Subject::open_checkpoint(model), experts);
 
   heading(
-      3, "verify",
+      args, 3, "verify",
       "Every implementation against results that another library recorded, then the bits each one promises to keep.");
   VerifyArgs verify;
   verify.subject = model;
+  verify.json = args.json;
   if (const Exit exit = run_verify(verify); exit != Exit::ok) return exit;
 
-  heading(4, "bench",
+  heading(args, 4, "bench",
           "One layer, from logits to output, beside the floor: the time this machine needs just to read the weights\n"
           "   or to do the arithmetic, measured between the samples. No row is printed before its result is verified.");
   BenchArgs bench;
@@ -111,12 +124,13 @@ Exit run_demo(const DemoArgs& args) {
   bench.tokens = {1, 4, 16, 64, 256, 1024};
   bench.seconds = 0.6;
   bench.svg = latency;
+  bench.json = args.json;
   if (const Exit exit = run_bench(bench); exit != Exit::ok) return exit;
 
-  print(format(
-      "\nDone in %.0f s. Two pictures, to open in a browser:\n  %s  time against tokens, with the floor\n  %s  which "
-      "experts do the work\n\nNext: moekit inspect YOUR-MODEL/, or moekit bench e128k8h2048i768:bf16",
-      now_s() - start, latency.c_str(), experts.c_str()));
+  say(args, format("\nDone in %.0f s. Two pictures, to open in a browser:\n  %s  time against tokens, with the floor\n "
+                   " %s  which "
+                   "experts do the work\n\nNext: moekit inspect YOUR-MODEL/, or moekit bench e128k8h2048i768:bf16",
+                   now_s() - start, latency.c_str(), experts.c_str()));
   return Exit::ok;
 }
 

@@ -48,18 +48,20 @@ Json record(const LayerConfig& config, const Plan& plan, const SubjectLayer& lay
 
 Exit run_explain(const ExplainArgs& given) {
   ExplainArgs args = given;
-  const Device device = device_from_name(args.device);
   const Subject subject = Subject::open(args.subject);
-  subject.fill("tokens", args.tokens);
-  subject.fill("determinism", args.determinism);
-  subject.fill("threads", args.threads);
+  subject.settle("explain", {{"tokens", &args.tokens},
+                             {"impl", &args.impl},
+                             {"device", &args.device},
+                             {"determinism", &args.determinism},
+                             {"threads", &args.threads}});
+  const Device device = device_from_name(args.device.value_or("cpu"));
   const std::vector<std::int64_t> all_tokens = args.tokens.value_or(std::vector<std::int64_t>{1, 16, 512});
   const SubjectLayer layer = subject.layer(args.layer);
   const LayerConfig config = with_schemes(layer.config, args.weights, args.activations);
   PlanOptions options;
   options.max_tokens = *std::max_element(all_tokens.begin(), all_tokens.end());
   options.determinism = determinism_from_name(args.determinism.value_or("fast"));
-  options.experts = args.impl;
+  options.experts = args.impl.value_or("");
   options.executor = &executor_for(args.threads.value_or(0));
   const Plan plan = Plan::create(device, config, options);
   bool first = true;

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <stdexcept>
 
 #include "console.hpp"
 #include "verbs.hpp"
@@ -21,6 +22,9 @@ int main(int argc, char** argv) {
     talk(std::string("moekit: ") + error.what());
     return code(exit_code(error.code()));
   } catch (const std::bad_alloc&) {
+    talk("moekit: out of memory");
+    return code(Exit::out_of_memory);
+  } catch (const std::length_error&) {  // a container that no memory could hold
     talk("moekit: out of memory");
     return code(Exit::out_of_memory);
   } catch (const std::exception& error) {

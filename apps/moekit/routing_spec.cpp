@@ -3,14 +3,17 @@
 #include <moekit/kit/router.hpp>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 
 #include "console.hpp"
 #include "exit_code.hpp"
+#include "files.hpp"
 #include "spelling.hpp"
+#include "values.hpp"
 
 namespace moekit::cli {
 namespace {
@@ -32,14 +35,7 @@ double number_of(const std::string& text, const std::string& whole) {
 }
 
 std::vector<std::string> lines_of(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "rb");
-  if (file == nullptr) throw Error(StatusCode::bad_file, "[trace] cannot open " + path, "give a routing CSV");
-  std::string content;
-  char block[1 << 16];
-  for (std::size_t n; (n = std::fread(block, 1, sizeof block, file)) > 0;) content.append(block, n);
-  const bool failed = std::ferror(file) != 0;
-  std::fclose(file);
-  if (failed) throw Error(StatusCode::bad_file, "[trace] cannot read " + path, "give a routing CSV, not a folder");
+  const std::string content = read_input(path, "trace", kLargestText);
   std::vector<std::string> lines;
   for (std::size_t begin = 0; begin < content.size();) {
     const std::size_t end = std::min(content.find('\n', begin), content.size());
@@ -52,16 +48,24 @@ std::vector<std::string> lines_of(const std::string& path) {
 }
 
 TraceLine parse_line(const std::string& path, std::size_t number, const std::string& text) {
-  TraceLine out{};
-  char tail = 0;
-  long long layer, token, slot, expert;
-  if (std::sscanf(text.c_str(), "%lld,%lld,%lld,%lld,%lf%c", &layer, &token, &slot, &expert, &out.weight, &tail) != 5)
-    bad_line(path, number, "\"" + text + "\" is not layer,token,slot,expert,weight");
-  out.layer = layer;
-  out.token = token;
-  out.slot = slot;
-  out.expert = expert;
-  if (layer < 0 || token < 0 || slot < 0 || expert < -1) bad_line(path, number, "a number below its range");
+  std::string_view rest = text;
+  std::int64_t whole[4];
+  for (std::int64_t& value : whole) {
+    const std::size_t comma = rest.find(',');
+    const std::optional<std::int64_t> read = whole_number(rest.substr(0, comma));
+    if (comma == std::string_view::npos || !read)
+      bad_line(path, number, format("\"%.80s\" is not layer,token,slot,expert,weight", text.c_str()));
+    value = *read;
+    rest.remove_prefix(comma + 1);
+  }
+  TraceLine out{whole[0], whole[1], whole[2], whole[3], 0};
+  const auto [stop, error] = std::from_chars(rest.data(), rest.data() + rest.size(), out.weight);
+  if (stop != rest.data() + rest.size() || rest.empty())
+    bad_line(path, number, format("\"%.80s\" is not layer,token,slot,expert,weight", text.c_str()));
+  if (error != std::errc() || !std::isfinite(static_cast<float>(out.weight)))
+    bad_line(path, number, "the weight " + std::string(rest) + " is not finite");
+  if (out.layer < 0 || out.token < 0 || out.slot < 0 || out.expert < -1)
+    bad_line(path, number, "a number below its range");
   return out;
 }
 
@@ -119,9 +123,11 @@ RoutingSpec parse_routing(const std::string& text) {
   } else if (kind == "hot") {
     out.kind = Simulated::hot;
     const std::size_t comma = rest.find(',');
-    out.n = static_cast<std::int64_t>(number_of(rest.substr(0, comma), text));
+    const std::string complaint = whole_complaint(rest.substr(0, comma), 1, INT32_MAX);
+    if (!complaint.empty()) throw UsageError("--routing " + text + ": n: " + complaint);
+    out.n = *whole_number(rest.substr(0, comma));
     out.a = number_of(comma == std::string::npos ? "" : rest.substr(comma + 1), text);
-    if (out.n < 1 || out.a > 1) throw UsageError("--routing " + text + ": hot:n,f needs n ≥ 1 and 0 ≤ f ≤ 1");
+    if (out.a > 1) throw UsageError("--routing " + text + ": hot:n,f needs n ≥ 1 and 0 ≤ f ≤ 1");
   } else if (kind == "trace" && !rest.empty()) {
     out.trace = rest;
   } else {
@@ -137,8 +143,17 @@ std::vector<TraceLine> read_routing_csv(const std::string& path) {
   const std::vector<std::string> lines = lines_of(path);
   if (lines.empty() || lines.front() != kHeader) bad_line(path, 1, "the header must be " + std::string(kHeader));
   std::vector<TraceLine> out;
-  for (std::size_t i = 1; i < lines.size(); ++i)
-    if (!lines[i].empty()) out.push_back(parse_line(path, i + 1, lines[i]));
+  std::map<std::array<std::int64_t, 3>, std::size_t> seen;  // layer, token, slot → line
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    if (lines[i].empty()) continue;
+    const TraceLine line = parse_line(path, i + 1, lines[i]);
+    const auto [first, added] = seen.emplace(std::array{line.layer, line.token, line.slot}, i + 1);
+    if (!added)
+      bad_line(path, i + 1,
+               format("layer %lld token %lld slot %lld stands in line %zu already", static_cast<long long>(line.layer),
+                      static_cast<long long>(line.token), static_cast<long long>(line.slot), first->second));
+    out.push_back(line);
+  }
   return out;
 }
 

@@ -1,5 +1,6 @@
 // moekit run: MoE layers of a checkpoint on rows of yours.
 #include "console.hpp"
+#include "files.hpp"
 #include "io/npy.hpp"
 #include "json.hpp"
 #include "route.hpp"
@@ -15,6 +16,7 @@ namespace {
 /// The rows as given or generated, in the layer's type.
 Buffer input_rows(const RunArgs& args, const LayerConfig& config) {
   if (args.x.empty()) return generated_rows(args.tokens, config.hidden, config.dtype, args.seed);
+  require_input(args.x, "run", kLargestArray);
   const io::NpyArray array = io::read_npy(args.x, io::NpyU16::as_bf16);
   const Tensor& x = array.tensor;
   if (x.rank != 2 || x.shape[1] != config.hidden)
@@ -105,7 +107,10 @@ Json record(const LayerRun& run) {
 }  // namespace
 
 Exit run_run(const RunArgs& args) {
-  if (device_from_name(args.device).type != DeviceType::cpu)
+  require_distinct({{"--x", args.x}, {"--out", args.out}, {"--routing-out", args.routing_out}});
+  for (const std::string* path : {&args.out, &args.routing_out})
+    if (!path->empty()) require_output(*path);
+  if (device_from_name(args.device.value_or("cpu")).type != DeviceType::cpu)
     throw Error(StatusCode::unsupported, "[run] no CUDA module is loaded", "run on the CPU: --device cpu");
   const Subject subject = Subject::open_checkpoint(args.directory);
   const std::vector<SubjectLayer> layers = subject.layers(args.layer);

@@ -1,20 +1,36 @@
 #include "subject.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 
 #include "console.hpp"
 #include "exit_code.hpp"
 #include "generate.hpp"
 #include "shapes.hpp"
-#include "spelling.hpp"
+#include "values.hpp"
 
 namespace moekit::cli {
 namespace {
 
 bool looks_like_a_path(const std::string& text) {
   return text.find('/') != std::string::npos || text.find('.') != std::string::npos || text.empty();
+}
+
+/// Which piece of a shape string that could not be read names a scheme that is misspelt or comes later.
+void check_schemes(const std::string& text) {
+  const std::size_t at = std::min(text.find('@'), text.size()), colon = text.find(':');
+  if (colon < at) check_weights_scheme(text.substr(colon + 1, at - colon - 1));
+  auto setting = [&](const std::string& key) {
+    for (const char before : {'@', ','}) {
+      const std::size_t begin = text.find(before + key + "=");
+      if (begin == std::string::npos) continue;
+      const std::size_t from = begin + key.size() + 2;
+      return text.substr(from, std::min(text.find(',', from), text.size()) - from);
+    }
+    return std::string();
+  };
+  if (const std::string name = setting("weights"); !name.empty()) check_weights_scheme(name);
+  if (const std::string name = setting("activations"); !name.empty()) check_activations_scheme(name);
 }
 
 bool is_there(const std::string& path) {
@@ -46,18 +62,11 @@ Subject Subject::open(const std::string& text) {
       throw Error(
           StatusCode::bad_file, "[checkpoint] there is no folder " + text,
           "give a folder that holds config.json and model.safetensors, or a shape such as e128k8h2048i768:bf16");
+    check_schemes(text);
     throw Error(status);
   }
   out.shape_ = parsed.config;
   out.settings_ = parsed.settings;
-  const std::vector<std::string> known{"tokens",  "weights",     "activations", "impl",  "vs",  "device",
-                                       "routing", "determinism", "threads",     "layer", "peer"};
-  for (const auto& [key, value] : out.settings_)
-    if (std::find(known.begin(), known.end(), key) == known.end()) {
-      const std::string best = nearest(key, known);
-      throw UsageError("shape " + text + ": unknown setting " + key +
-                       (best.empty() ? std::string() : "; did you mean " + best + "?"));
-    }
   return out;
 }
 
@@ -81,6 +90,8 @@ WeightsSource Subject::source(const SubjectLayer& layer, const LayerConfig& conf
 
 LayerConfig with_schemes(LayerConfig config, const std::optional<std::string>& weights,
                          const std::optional<std::string>& activations) {
+  if (weights) check_weights_scheme(*weights);
+  if (activations) check_activations_scheme(*activations);
   if (!weights && !activations) return config;
   const float divisor = config.quant.int8_divisor;
   const std::string w = weights ? *weights : weights_scheme(config.quant);
@@ -97,33 +108,65 @@ LayerConfig with_float_type(LayerConfig config, DType type) {
   return config;
 }
 
-void Subject::fill(const char* key, std::optional<std::string>& flag) const {
-  const auto found = settings_.find(key);
-  if (!flag && found != settings_.end()) flag = found->second;
-}
+namespace {
 
-void Subject::fill(const char* key, std::optional<std::vector<std::int64_t>>& flag) const {
-  const auto found = settings_.find(key);
-  if (flag || found == settings_.end()) return;
-  flag.emplace();
-  for (std::size_t begin = 0; begin <= found->second.size();) {
-    const std::size_t end = std::min(found->second.find(',', begin), found->second.size());
-    const std::string piece = found->second.substr(begin, end - begin);
-    char* stop = nullptr;
-    const long long value = std::strtoll(piece.c_str(), &stop, 10);
-    if (piece.empty() || *stop != '\0' || value < 1)
-      throw UsageError(text_ + ": " + key + "=" + found->second + " is no list of whole numbers of at least 1");
-    flag->push_back(value);
-    begin = end + 1;
+/// Reads one setting's text as its flag would be read.
+class SettingReader {
+ public:
+  SettingReader(const std::string& shape, const std::string& key, const std::string& text)
+      : shape_(shape), key_(key), text_(text) {}
+
+  void operator()(std::optional<std::string>* flag) const {
+    if (text_.empty()) refuse("needs a value");
+    if (!*flag) *flag = text_;
   }
-}
+  void operator()(std::optional<std::vector<std::int64_t>>* flag) const {
+    std::vector<std::int64_t> values;
+    for (std::size_t begin = 0; begin <= text_.size();) {
+      const std::size_t end = std::min(text_.find(',', begin), text_.size());
+      values.push_back(number(text_.substr(begin, end - begin), 1, kMostTokens));
+      begin = end + 1;
+    }
+    if (!*flag) *flag = std::move(values);
+  }
+  void operator()(std::optional<int>* flag) const {
+    const auto value = static_cast<int>(number(text_, 0, kMostThreads));
+    if (!*flag) *flag = value;
+  }
+  void operator()(std::optional<std::uint64_t>* flag) const {
+    const auto value = static_cast<std::uint64_t>(number(text_, 0, INT64_MAX));
+    if (!*flag) *flag = value;
+  }
 
-void Subject::fill(const char* key, std::optional<int>& flag) const {
-  std::optional<std::vector<std::int64_t>> list;
-  if (flag) return;
-  fill(key, list);
-  if (list && list->size() != 1) throw UsageError(text_ + ": " + key + " takes one number");
-  if (list) flag = static_cast<int>(std::min<std::int64_t>(list->front(), 4096));
+ private:
+  std::int64_t number(const std::string& piece, std::int64_t least, std::int64_t most) const {
+    const std::string complaint = whole_complaint(piece, least, most);
+    if (!complaint.empty()) refuse(complaint);
+    return *whole_number(piece);
+  }
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw UsageError("shape " + shape_ + ": setting " + key_ + ": " + why);
+  }
+  const std::string &shape_, &key_, &text_;
+};
+
+}  // namespace
+
+void Subject::settle(const char* verb, const std::vector<Setting>& flags) const {
+  for (const auto& [key, value] : settings_) {
+    if (key == "weights" || key == "activations") continue;
+    const auto found =
+        std::find_if(flags.begin(), flags.end(), [&name = key](const Setting& flag) { return name == flag.key; });
+    if (found != flags.end()) {
+      std::visit(SettingReader(text_, key, value), found->flag);
+      continue;
+    }
+    std::string known;
+    for (const Setting& flag : flags) known += std::string(" ") + flag.key;
+    throw UsageError("shape " + text_ + ": setting " + key +
+                     (key == "layer" ? std::string(" goes with a checkpoint") : std::string(" is not for ") + verb) +
+                     "; " + verb + " takes: weights activations" + known);
+  }
 }
 
 namespace {

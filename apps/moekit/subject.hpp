@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <moekit/checkpoint.hpp>
@@ -15,6 +16,14 @@ struct SubjectLayer {
   std::string module;  ///< empty for shapes
   LayerConfig config;
   std::int64_t stored_bytes = 0;
+};
+
+/// Where a setting of a shape string goes: the flag of that name, as yet without a value.
+struct Setting {
+  const char* key;
+  std::variant<std::optional<std::string>*, std::optional<std::vector<std::int64_t>>*, std::optional<int>*,
+               std::optional<std::uint64_t>*>
+      flag;
 };
 
 class Subject {
@@ -32,12 +41,10 @@ class Subject {
   SubjectLayer layer(std::optional<std::int64_t> wanted) const { return layers(wanted).front(); }
   /// Its weights: of the checkpoint, or seeded ones of `config` for a shape.
   WeightsSource source(const SubjectLayer& layer, const LayerConfig& config, std::uint64_t seed) const;
-  /// What stands after @ in a shape string: the long flags of bench without their dashes.
-  const std::map<std::string, std::string>& settings() const { return settings_; }
-  /// Fills a flag that the command line left open from the setting of that name.
-  void fill(const char* key, std::optional<std::string>& flag) const;
-  void fill(const char* key, std::optional<int>& flag) const;
-  void fill(const char* key, std::optional<std::vector<std::int64_t>>& flag) const;
+  /// Gives what stands after @ in a shape string to the flags of those names that the command line left open. Throws
+  /// UsageError for a value that the flag would not take, and for a setting that `verb` does not have: none is ignored.
+  /// Weights and activations are in the layer's configuration already.
+  void settle(const char* verb, const std::vector<Setting>& flags) const;
 
  private:
   std::string text_;

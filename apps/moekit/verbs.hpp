@@ -25,8 +25,8 @@ struct ExplainArgs {
   std::string subject;                              ///< SHAPE or DIR
   std::optional<std::int64_t> layer;                ///< decoder layer of DIR
   std::optional<std::vector<std::int64_t>> tokens;  ///< absent: 1, 16, 512
-  std::string device = "cpu";
-  std::string impl;  ///< force by glob
+  std::optional<std::string> device;                ///< absent: cpu
+  std::optional<std::string> impl;                  ///< force by glob
   std::optional<std::string> weights, activations;
   std::optional<std::string> determinism;
   std::optional<int> threads;
@@ -39,7 +39,7 @@ struct RunArgs {
   std::string x, out, routing_out;  ///< file names; empty = none
   std::int64_t tokens = 16;         ///< generated rows when there is no --x
   std::uint64_t seed = 1;
-  std::string device = "cpu";
+  std::optional<std::string> device;
   std::string impl;
   std::string determinism = "fast";
   int threads = 0;
@@ -47,10 +47,16 @@ struct RunArgs {
 };
 
 struct VerifyArgs {
-  std::string subject;
+  std::string subject;  ///< SHAPE, DIR, or a file of shapes
   std::optional<std::int64_t> layer;
-  std::string impl = "*";
-  std::string device = "cpu";
+  std::optional<std::vector<std::int64_t>> tokens;  ///< generated rows; absent: 1, 37
+  std::optional<std::string> impl;                  ///< glob; absent: all
+  std::optional<std::string> device;
+  std::optional<int> threads;
+  std::optional<std::string> routing;           ///< not a flag: the setting of a shape string
+  std::optional<std::uint64_t> seed;            ///< likewise
+  std::span<const ExpertsEntry> extra_experts;  ///< not a flag: implementations beside the built-in ones
+  bool bits = false;  ///< only the bits of batch_invariant layers; absent tokens: 1, 33, 512; absent impl: the plan's
   bool json = false;
 };
 
@@ -62,14 +68,14 @@ struct BenchArgs {
   std::optional<std::string> impl;  ///< glob; absent = the plan's choice
   std::optional<std::string> vs;    ///< glob; paired A/B
   std::optional<std::string> peer;
-  std::string device = "cpu";
+  std::optional<std::string> device;
   std::optional<std::string> routing;      ///< absent: uniform
   std::optional<std::string> determinism;  ///< absent: fast
   std::optional<int> threads;
-  double gap_ms = -1;    ///< ≥ 0: sleep between calls, report the tail and the wake-up cost
-  double seconds = 1.0;  ///< measuring time per row
-  std::uint64_t seed = 1;
-  std::string svg;  ///< latency picture
+  double gap_ms = -1;                 ///< ≥ 0: sleep between calls, report the tail and the wake-up cost
+  double seconds = 1.0;               ///< measuring time per row
+  std::optional<std::uint64_t> seed;  ///< absent: 1
+  std::string svg;                    ///< latency picture
   bool json = false;
   std::span<const ExpertsEntry> extra_experts;  ///< not a flag: implementations beside the built-in ones
 };
@@ -77,6 +83,7 @@ struct BenchArgs {
 struct DemoArgs {
   std::string data;           ///< checkpoint; empty = the one in the source tree
   std::string out_directory;  ///< pictures; empty = build/demo of the source tree
+  bool json = false;
 };
 
 Exit run_doctor(const DoctorArgs& args);

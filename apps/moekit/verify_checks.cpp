@@ -70,6 +70,7 @@ bool run_forced(Subjected& s, const ExpertsEntry& entry, const LayerConfig& conf
   PlanOptions options;
   options.max_tokens = rows.in.shape[0];
   options.experts = std::string(entry.name);
+  options.executor = &executor_for(s.threads);
   try {
     Session session(config, options, s.source);
     const Buffer x = converted(rows.in, config.dtype);

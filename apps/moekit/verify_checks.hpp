@@ -17,6 +17,8 @@ struct Subjected {
   std::string label;  ///< module path or shape string
   std::vector<const ExpertsEntry*> experts;
   VerifyReport& report;
+  int threads = 0;  ///< 0 = as many as CPU set and quota allow
+  std::span<const ExpertsEntry> extra_experts = {};
 };
 
 /// Expected routing of some rows.
@@ -37,5 +39,8 @@ void check_golden_codes(Subjected& s, const std::string& directory, const io::Go
 void check_against_oracle(Subjected& s, const CaseRows& rows);
 /// Repeat, permute, pad, split, other thread counts: the bits that each implementation's declared level promises.
 void check_determinism(Subjected& s, const CaseRows& rows);
+/// batch_invariant, from hidden rows to output, on 1, 2, 3 and 8 threads: equal bits, and the same for rows that are
+/// computed alone. `impls`: forced names; an empty one is the plan's choice.
+void check_bits(Subjected& s, const std::vector<std::string>& impls, const std::vector<std::int64_t>& tokens);
 
 }  // namespace moekit::cli

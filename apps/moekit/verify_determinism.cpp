@@ -41,7 +41,7 @@ class DeterminismCheck {
     std::iota(order.begin(), order.end(), 0);
     x_ = converted(rows.in, config_.dtype);
     rows_ = gathered(x_.tensor, rows.routing, order);
-    session_.emplace(config_, options(0), s.source);
+    session_.emplace(config_, options(s.threads), s.source);
     want_ = run(*session_, rows_);
   }
 

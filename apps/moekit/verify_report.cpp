@@ -69,6 +69,7 @@ void VerifyReport::show_record(const Check& check) const {
   } else {
     record.set("max_abs", check.max_abs).set("max_rel", check.max_rel).set("tol", check.tol);
     record.set("worst", Json::array().push(check.t).push(check.c)).set("ok", check.ok);
+    if (!check.hash.empty()) record.set("fnv1a64", check.hash);
     if (!check.note.empty()) record.set("note", check.note);
   }
   print(record.dump());
@@ -86,6 +87,8 @@ void VerifyReport::show(const Check& check) const {
     print("skip  " + head + check.skipped);
   else if (!check.refused.empty())
     print("n/a   " + head + check.refused);
+  else if (check.ok && !check.hash.empty())
+    print("ok    " + head + "fnv1a64 " + check.hash);
   else if (check.ok)
     print("ok    " + head +
           (check.tol > 0 ? format("%.1e  (bound %.1e)", check.max_rel, check.tol) : std::string("equal")));

@@ -17,6 +17,7 @@ struct Check {
   double max_abs = 0, max_rel = 0, tol = 0;
   std::int64_t t = 0, c = 0;  ///< worst element
   bool ok = false;
+  std::string hash;     ///< not empty: of the bits that were compared, FNV-1a 64
   std::string note;     ///< on failure: what was found
   std::string skipped;  ///< not empty: why there was nothing to check
   std::string refused;  ///< not empty: why the implementation said no to it: listed, and counted nowhere
