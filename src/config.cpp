@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "enum_values.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -41,7 +42,10 @@ constexpr ActivationScheme kActivationSchemes[] = {
 template <class Table>
 std::string list_names(const Table& table) {
   std::string out;
-  for (const auto& entry : table) out += (out.empty() ? "" : " ") + std::string(entry.name);
+  for (const auto& entry : table) {
+    if (!out.empty()) out += ' ';
+    out += entry.name;
+  }
   return out;
 }
 template <class Scheme>
@@ -98,6 +102,7 @@ std::string to_string(const Activation& a) {
 }
 
 Status validate(const Activation& a) {
+  if (Status s = values::check_all(a); !s.ok()) return s;
   if (!(a.clamp_gate > 0))
     return bad(concat("[activation] clamp_gate must be above 0, got ", a.clamp_gate), "infinity means no clamp",
                "activation.clamp_gate");
@@ -131,12 +136,14 @@ std::string to_string(const RouterConfig& r) {
     case RouterSource::custom: return "custom";
     case RouterSource::simulated: {
       constexpr const char* kNames[] = {"uniform", "balanced", "zipf", "hot", "single"};
-      return concat("simulated ", kNames[static_cast<int>(r.simulated)]);
+      const auto at = static_cast<std::size_t>(r.simulated);
+      return concat("simulated ", at < std::size(kNames) ? kNames[at] : "?");
     }
     case RouterSource::logits: break;
   }
   constexpr const char* kScores[] = {"softmax", "sigmoid", "sqrt_softplus", "identity"};
-  std::string out = kScores[static_cast<int>(r.score)];
+  const auto at = static_cast<std::size_t>(r.score);
+  std::string out = at < std::size(kScores) ? kScores[at] : "?";
   if (r.softmax_over == SoftmaxOver::selected) out += " over the selected";
   if (r.logit_bias) out += ", logit bias";
   if (r.selection_bias) out += ", selection bias";
@@ -150,6 +157,7 @@ std::string to_string(const RouterConfig& r) {
 }
 
 Status validate(const RouterConfig& r, std::int64_t num_experts, std::int64_t top_k) {
+  if (Status s = values::check_all(r); !s.ok()) return s;
   if (num_experts < 1)
     return bad(concat("[router] num_experts must be at least 1, got ", num_experts), "", "num_experts");
   if (top_k < 1 || top_k > num_experts)
@@ -217,6 +225,7 @@ std::string activations_scheme(const QuantSpec& quant) {
 }
 
 Status validate(const QuantSpec& quant) {
+  if (Status s = values::check_all(quant); !s.ok()) return s;
   auto unsupported = [](std::string message, std::string field) {
     return Status(
         StatusCode::unsupported, std::move(message),
@@ -281,6 +290,7 @@ Status validate(const LayerConfig& c) {
     if (Status s = positive(value, field); !s.ok()) return s;
     if (value > kLargest) return bad(concat("[config] ", field, " is ", value, ", at most ", kLargest), "", field);
   }
+  if (Status s = values::check("config", "dtype", c.dtype); !s.ok()) return s;
   if (c.dtype != DType::f32 && c.dtype != DType::bf16 && c.dtype != DType::f16)
     return Status(StatusCode::invalid_dtype, concat("[config] dtype must be f32, bf16 or f16, got ", name(c.dtype)), "",
                   "dtype");
@@ -293,8 +303,9 @@ Status validate(const LayerConfig& c) {
   if (c.shared.intermediate < 0)
     return bad(concat("[config] shared.intermediate must not be negative, got ", c.shared.intermediate), "",
                "shared.intermediate");
-  if (c.shared.intermediate > 0) return validate(c.shared.activation);
-  return {};
+  if (c.shared.intermediate == 0) return {};
+  const Status s = validate(c.shared.activation);
+  return s.ok() ? s : Status(s.code(), concat("[shared] ", s.message()), s.hint(), concat("shared.", s.field()));
 }
 
 std::string shape_string(const LayerConfig& c) {

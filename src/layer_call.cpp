@@ -4,6 +4,7 @@
 #include "dispatch/finalize.hpp"
 #include "layer_impl.hpp"
 #include "tail/tail.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -23,6 +24,10 @@ LayerCall::LayerCall(const Layer::Impl& layer, const LayerInput& in, LayerOutput
 }
 
 Status LayerCall::check() {
+  if (context_.stream.device != plan_.device)
+    return bad(concat("[layer] the stream is of ", to_string(context_.stream.device), ", the plan of ",
+                      to_string(plan_.device)),
+               "pass a stream of the plan's device", "context.stream");
   if (Status s = check_tensor(in_.hidden, "hidden", plan_.config.hidden, false); !s.ok()) return s;
   num_tokens_ = in_.hidden.rows();
   if (num_tokens_ > plan_.options.max_tokens)
@@ -36,12 +41,14 @@ Status LayerCall::check() {
   bucket_ = &plan_.buckets[plan_.bucket_index(num_tokens_)];
   kernel_ = layer_.kernels[plan_.bucket_index(num_tokens_)].get();
   if (Status s = check_routing(); !s.ok()) return s;
-  return check_output();
+  if (Status s = check_output(); !s.ok()) return s;
+  return check_overlaps();
 }
 
 Status LayerCall::check_tensor(const Tensor& tensor, const char* what, std::int64_t columns, bool any_float) const {
   if (!tensor.present()) return bad(concat("[layer] ", what, " is missing"), "", what);
-  if (tensor.rank != 2 || tensor.shape[1] != columns || tensor.shape[0] < 0)
+  if (Status s = tensors::check(tensor, plan_.device, "layer", what); !s.ok()) return s;
+  if (tensor.rank != 2 || tensor.shape[1] != columns)
     return Status(StatusCode::invalid_shape,
                   concat("[layer] ", what, " must be [M, ", columns, "], got ", shape_string(tensor)), "", what);
   if (tensor.data == nullptr && tensor.rows() > 0) return bad(concat("[layer] ", what, " is null"), "", what);
@@ -56,10 +63,6 @@ Status LayerCall::check_tensor(const Tensor& tensor, const char* what, std::int6
     return Status(StatusCode::invalid_shape,
                   concat("[layer] the last stride of ", what, " must be 1, got ", tensor.stride[1]),
                   "pass a row-major tensor; rows may be padded", what);
-  if (tensor.device != plan_.device)
-    return bad(
-        concat("[layer] ", what, " is on ", to_string(tensor.device), ", the layer on ", to_string(plan_.device)), "",
-        what);
   return {};
 }
 
@@ -69,6 +72,8 @@ Status LayerCall::check_routing() {
     return bad(concat("[layer] top_k ", in_.top_k, " of ", config.num_experts, " experts"), "0 = the layer's", "top_k");
   top_k_ = in_.top_k > 0 ? in_.top_k : config.top_k;
   if (in_.routing.ids.present()) {
+    if (Status s = tensors::check(in_.routing.ids, plan_.device, "layer", "routing.ids"); !s.ok()) return s;
+    if (Status s = tensors::check(in_.routing.weights, plan_.device, "layer", "routing.weights"); !s.ok()) return s;
     if (Status s = validate(in_.routing, num_tokens_); !s.ok()) return s;
     top_k_ = in_.routing.top_k();
     if (top_k_ < 1) return bad("[layer] routing has no slots", "k must be at least 1", "routing.ids");
@@ -96,24 +101,20 @@ Status LayerCall::check_routing() {
   return {};
 }
 
+Status LayerCall::check_tail() {
+  const std::int64_t columns = plan_.config.hidden;
+  if (Status s = check_tensor(out_.tail->residual, "tail.residual", columns, false); !s.ok()) return s;
+  if (Status s = check_tensor(out_.tail->norm_out, "tail.norm_out", columns, false); !s.ok()) return s;
+  if (Status s = check_tensor(out_.tail->residual_out, "tail.residual_out", columns, false); !s.ok()) return s;
+  return tail::check(*out_.tail, num_tokens_, columns);
+}
+
 Status LayerCall::check_output() {
   const std::int64_t columns = plan_.config.hidden;
   if (plan_.options.output == OutputKind::tail) {
     if (!out_.tail)
       return bad("[layer] the plan ends in a tail, but the call brings none", "set LayerOutput::tail", "tail");
-    if (Status s = check_tensor(out_.tail->residual, "tail.residual", columns, false); !s.ok()) return s;
-    if (Status s = check_tensor(out_.tail->norm_out, "tail.norm_out", columns, false); !s.ok()) return s;
-    if (Status s = check_tensor(out_.tail->residual_out, "tail.residual_out", columns, false); !s.ok()) return s;
-    for (const Tensor& rows : {out_.tail->residual, out_.tail->norm_out, out_.tail->residual_out})
-      if (rows.rows() != num_tokens_)
-        return Status(StatusCode::invalid_shape,
-                      concat("[layer] a tail tensor has ", rows.rows(), " rows, hidden has ", num_tokens_), "", "tail");
-    const Tensor& gamma = out_.tail->gamma;
-    if (gamma.data == nullptr || gamma.rank != 1 || gamma.shape[0] != columns)
-      return Status(
-          StatusCode::invalid_shape,
-          concat("[layer] tail.gamma must be [", columns, "], got ", gamma.present() ? shape_string(gamma) : "nothing"),
-          "", "tail.gamma");
+    if (Status s = check_tail(); !s.ok()) return s;
     open_ = bucket_->may_open && num_tokens_ > 0 && num_tokens_ <= plan_.options.tail_max_tokens;
     return {};
   }
@@ -137,7 +138,7 @@ Status LayerCall::check_output() {
   if (out_.in_place && num_tokens_ > 0 && !same)
     return bad("[layer] in_place was asked for, but output is not hidden's memory with hidden's row stride",
                "pass hidden as the output, or leave in_place off", "output");
-  if (out_.tensor.data == in_.hidden.data && num_tokens_ > 0 && !out_.in_place)
+  if (same && num_tokens_ > 0 && !out_.in_place)
     return bad("[layer] output is hidden's memory, but in_place was not asked for",
                "set LayerOutput::in_place, or pass another tensor", "output");
   return {};
@@ -160,7 +161,7 @@ Status LayerCall::cut() {
                   concat("[layer] ", cursor.used(), " bytes of workspace are needed for ", num_tokens_, " tokens, got ",
                          context_.workspace.size),
                   "ask Plan::workspace_bytes", "context.workspace");
-  return {};
+  return check_workspace(cursor.used());
 }
 
 Status LayerCall::route() {

@@ -32,6 +32,9 @@ class LayerCall {
   Status check_tensor(const Tensor& tensor, const char* what, std::int64_t columns, bool any_float) const;
   Status check_routing();
   Status check_output();
+  Status check_tail();
+  Status check_overlaps() const;                     ///< among what the call reads and writes
+  Status check_workspace(std::size_t needed) const;  ///< of those with the workspace
   Tensor valid(const Tensor& tensor) const { return tensor.slice_rows(0, num_valid_); }
   Status finish_tail() const;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "enum_values.hpp"
 #include "plan_impl.hpp"
 #include "text.hpp"
 
@@ -53,6 +54,12 @@ Status validate_options(const LayerConfig& config, const PlanOptions& options) {
   if (options.chunk < 0)
     return bad(concat("[plan] chunk must not be negative, got ", options.chunk), "0 = all rows at once",
                "options.chunk");
+  if (Status s = values::check("plan", "options.determinism", options.determinism); !s.ok()) return s;
+  if (Status s = values::check("plan", "options.output", options.output); !s.ok()) return s;
+  for (const PrepareFinalizeEntry& entry : options.extra_prepare_finalize)
+    if (Status s = values::check("plan", "options.extra_prepare_finalize", entry.format); !s.ok()) return s;
+  if (options.expert_out_dtype)
+    if (Status s = values::check("plan", "options.expert_out_dtype", *options.expert_out_dtype); !s.ok()) return s;
   if (options.expert_out_dtype && *options.expert_out_dtype != DType::f32 && *options.expert_out_dtype != config.dtype)
     return bad(concat("[plan] expert_out_dtype must be f32 or ", name(config.dtype), ", got ",
                       name(*options.expert_out_dtype)),
@@ -69,6 +76,7 @@ Status validate_options(const LayerConfig& config, const PlanOptions& options) {
 Plan Plan::create(Device device, const LayerConfig& config, const PlanOptions& options) {
   throw_if_failed(validate(config));
   throw_if_failed(validate_options(config, options));
+  throw_if_failed(values::check("plan", "device", device.type));
   if (device.type != DeviceType::cpu)
     throw Error(StatusCode::unsupported, concat("[plan] no backend for device ", to_string(device), " in this build"),
                 "use device cpu", "device");

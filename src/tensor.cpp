@@ -1,6 +1,8 @@
 #include <moekit/tensor.hpp>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "text.hpp"
 
@@ -19,7 +21,20 @@ constexpr DTypeInfo kTypes[] = {
     {DType::u32, "u32", 32},  {DType::u16, "u16", 16},    {DType::u8, "u8", 8},       {DType::boolean, "bool", 8},
     {DType::int4, "int4", 4}, {DType::mxfp4, "mxfp4", 4}, {DType::mxfp8, "mxfp8", 8}, {DType::nvfp4, "nvfp4", 4},
 };
-const DTypeInfo& info(DType type) { return kTypes[static_cast<std::size_t>(type)]; }
+constexpr DTypeInfo kUnknown = {DType::u8, "unknown type", 0};
+const DTypeInfo& info(DType type) {
+  const auto at = static_cast<std::size_t>(type);
+  return at < std::size(kTypes) ? kTypes[at] : kUnknown;
+}
+
+/// Axes that there are, whatever a rank from outside says.
+int axes(const Tensor& tensor) { return std::clamp(tensor.rank, 0, kMaxRank); }
+
+/// a · b, or the largest number: an extent that does not fit matches no other.
+std::int64_t product(std::int64_t a, std::int64_t b) {
+  std::int64_t out = 0;
+  return __builtin_mul_overflow(a, b, &out) ? std::numeric_limits<std::int64_t>::max() : out;
+}
 
 std::byte* advance(const Tensor& tensor, std::int64_t elements) {
   return static_cast<std::byte*>(tensor.data) + elements * bits(tensor.dtype) / 8;
@@ -41,7 +56,11 @@ std::optional<DType> dtype_from_name(const char* text) {
 }
 
 std::string to_string(const Device& device) {
-  return device.type == DeviceType::cpu ? "cpu" : text::concat("cuda:", device.index);
+  switch (device.type) {
+    case DeviceType::cpu: return "cpu";
+    case DeviceType::cuda: return text::concat("cuda:", device.index);
+  }
+  return text::concat("unknown device ", static_cast<int>(device.type));
 }
 
 Tensor::Tensor(void* memory, DType type, std::initializer_list<std::int64_t> extents, Device where)
@@ -52,7 +71,7 @@ Tensor::Tensor(void* memory, DType type, std::initializer_list<std::int64_t> ext
   for (int axis = rank - 1; axis >= 0; --axis) {
     shape[axis] = extents.begin()[axis];
     stride[axis] = step;
-    step *= shape[axis];
+    step = product(step, shape[axis]);
   }
 }
 
@@ -68,16 +87,16 @@ Tensor Tensor::strided(const void* memory, DType type, std::initializer_list<std
 std::int64_t Tensor::numel() const {
   if (rank == 0) return 0;
   std::int64_t count = 1;
-  for (int axis = 0; axis < rank; ++axis) count *= shape[axis];
+  for (int axis = 0; axis < axes(*this); ++axis) count = product(count, shape[axis]);
   return count;
 }
 
 bool Tensor::is_contiguous() const {
   std::int64_t step = 1;
   if (numel() == 0) return true;
-  for (int axis = rank - 1; axis >= 0; --axis) {
+  for (int axis = axes(*this) - 1; axis >= 0; --axis) {
     if (shape[axis] != 1 && stride[axis] != step) return false;
-    step *= shape[axis];
+    step = product(step, shape[axis]);
   }
   return true;
 }
@@ -121,7 +140,7 @@ Status Tensor::view(std::initializer_list<std::int64_t> extents, Tensor& out) co
 
 std::string shape_string(const Tensor& tensor) {
   std::string out = "[";
-  for (int axis = 0; axis < tensor.rank; ++axis) out += (axis ? ", " : "") + std::to_string(tensor.shape[axis]);
+  for (int axis = 0; axis < axes(tensor); ++axis) out += (axis ? ", " : "") + std::to_string(tensor.shape[axis]);
   return out + "]";
 }
 

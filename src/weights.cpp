@@ -4,6 +4,7 @@
 
 #include "plan_impl.hpp"
 #include "quant/numeric.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 #include "weights_impl.hpp"
 
@@ -21,12 +22,16 @@ std::size_t padded_stride(const PackFormat& format, const WeightsSpec& spec) {
 }
 
 /// A dense copy in `type`; absent stays absent.
-Tensor own(const Tensor& given, DType type, std::vector<std::vector<std::byte>>& storage) {
+Tensor own(const Tensor& given, DType type, const char* what, std::vector<std::vector<std::byte>>& storage) {
   if (!given.present()) return {};
-  if (given.data == nullptr || given.rank > 2)
+  throw_if_failed(tensors::check(given, Device{}, "weights", what));
+  if (given.data == nullptr || given.rank < 1 || given.rank > 2)
     throw Error(StatusCode::invalid_argument,
-                concat("[weights] a router, shared or scale tensor is ", given.data ? shape_string(given) : "null"),
-                "rank 1 or 2 with data", "source");
+                concat("[weights] ", what, " is ", given.data ? shape_string(given) : "null"), "rank 1 or 2 with data",
+                what);
+  if (!is_float(given.dtype))
+    throw Error(StatusCode::invalid_dtype, concat("[weights] ", what, " must be a float type, got ", name(given.dtype)),
+                "", what);
   const std::int64_t rows = given.rank == 2 ? given.shape[0] : 1,
                      cols = given.rank == 2 ? given.shape[1] : given.numel();
   const std::int64_t row_step = given.rank == 2 ? given.stride[0] : 0,
@@ -40,6 +45,7 @@ Tensor own(const Tensor& given, DType type, std::vector<std::vector<std::byte>>&
 }
 
 void check(const Tensor& tensor, std::initializer_list<std::int64_t> shape, const char* what) {
+  throw_if_failed(tensors::check(tensor, Device{}, "weights", what));
   const Tensor expected(static_cast<void*>(nullptr), DType::f32, shape);
   bool same = tensor.rank == expected.rank && tensor.data != nullptr;
   for (int axis = 0; same && axis < expected.rank; ++axis) same = tensor.shape[axis] == expected.shape[axis];
@@ -57,13 +63,15 @@ void own_router(const LayerConfig& config, const RouterTensors& given, Weights::
   const bool wants = config.router.source == RouterSource::logits || config.router.source == RouterSource::custom;
   if (given.weight.present()) {
     check(given.weight, {config.num_experts, config.hidden}, "router.weight");
-    out.router.weight = own(given.weight, given.weight.dtype, out.storage);
+    out.router.weight = own(given.weight, given.weight.dtype, "router.weight", out.storage);
   }
   if (!wants) return;
   if (config.router.logit_bias) check(given.logit_bias, {config.num_experts}, "router.logit_bias");
   if (config.router.selection_bias) check(given.selection_bias, {config.num_experts}, "router.selection_bias");
-  if (config.router.logit_bias) out.router.logit_bias = own(given.logit_bias, DType::f32, out.storage);
-  if (config.router.selection_bias) out.router.selection_bias = own(given.selection_bias, DType::f32, out.storage);
+  if (config.router.logit_bias)
+    out.router.logit_bias = own(given.logit_bias, DType::f32, "router.logit_bias", out.storage);
+  if (config.router.selection_bias)
+    out.router.selection_bias = own(given.selection_bias, DType::f32, "router.selection_bias", out.storage);
 }
 
 void own_shared(const Plan::Impl& plan, const SharedTensors& given, Weights::Impl& out) {
@@ -75,9 +83,10 @@ void own_shared(const Plan::Impl& plan, const SharedTensors& given, Weights::Imp
   out.shared_view = {plan.shared_format, spec, out.shared_memory.data(), padded_stride(*plan.shared_format, spec)};
   if (!plan.config.shared.sigmoid_gate) return;
   Tensor gate = given.gate_vector;
+  throw_if_failed(tensors::check(gate, Device{}, "weights", "shared.gate_vector"));
   if (gate.rank == 2 && gate.shape[0] == 1) gate = gate.index(0);
   check(gate, {plan.config.hidden}, "shared.gate_vector");
-  out.shared_gate = own(gate, DType::f32, out.storage);
+  out.shared_gate = own(gate, DType::f32, "shared.gate_vector", out.storage);
 }
 
 QuantTensors own_quant(const QuantTensors& given, std::vector<std::vector<std::byte>>& storage) {
@@ -86,9 +95,10 @@ QuantTensors own_quant(const QuantTensors& given, std::vector<std::vector<std::b
                 "[weights] per-expert alphas are read by no experts implementation of this version",
                 "fold them into the weights' scales", "source.quant");
   QuantTensors out;
-  for (Tensor QuantTensors::*field : {&QuantTensors::a1_scale, &QuantTensors::a2_scale, &QuantTensors::a1_gscale,
-                                      &QuantTensors::a2_gscale, &QuantTensors::g1_alphas, &QuantTensors::g2_alphas})
-    out.*field = own(given.*field, DType::f32, storage);
+  out.a1_scale = own(given.a1_scale, DType::f32, "a1_scale", storage);
+  out.a2_scale = own(given.a2_scale, DType::f32, "a2_scale", storage);
+  out.a1_gscale = own(given.a1_gscale, DType::f32, "a1_gscale", storage);
+  out.a2_gscale = own(given.a2_gscale, DType::f32, "a2_gscale", storage);
   return out;
 }
 
@@ -159,6 +169,7 @@ Weights Weights::pack(const Plan& plan, const Tensor& w1, const Tensor& w2, cons
   auto expect = [](const Tensor& tensor, std::initializer_list<std::int64_t> shape, const char* what,
                    const char* hint) {
     const Tensor expected(static_cast<void*>(nullptr), DType::f32, shape);
+    throw_if_failed(tensors::check(tensor, Device{}, "weights", what));
     if (tensor.data == nullptr)
       throw Error(StatusCode::invalid_argument, concat("[weights] ", what, " is null"), "", what);
     if (tensor.rank != 3 || tensor.shape != expected.shape)

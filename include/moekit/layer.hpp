@@ -19,6 +19,7 @@ struct LayerInput {
   std::int64_t top_k = 0;  ///< 0 = the layer's; a run-time override needs k ≤ E and workspace for it
 };
 
+/// What is written overlaps nothing else of the call, but residual_out may be exactly residual.
 /// out = residual' = residual + routed (+ shared); norm = residual' · rsqrt(mean(residual'²) + eps) · gamma.
 struct Tail {
   Tensor residual{};  ///< [M, K]; read

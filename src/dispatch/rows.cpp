@@ -3,10 +3,29 @@
 #include <cstring>
 
 #include "reduce/row_sum.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::dispatch {
 using text::concat;
+
+Status check_prepare(const PrepareArgs& args) {
+  const Tensor none;
+  const std::pair<const char*, const Tensor*> all[] = {
+      {"hidden", &args.hidden},
+      {"routing.ids", &args.routing.ids},
+      {"routing.weights", &args.routing.weights},
+      {"expert_map", args.expert_map ? args.expert_map : &none},
+      {"quant.a1_scale", args.quant ? &args.quant->a1_scale() : &none}};
+  for (const auto& [field, tensor] : all)
+    if (Status s = tensors::check(*tensor, Device{}, "prepare", field); !s.ok()) return s;
+  if (args.hidden.rank == 2 && args.routing.ids.rank == 2 && args.hidden.shape[0] == args.routing.ids.shape[0])
+    return {};
+  return Status(StatusCode::invalid_shape,
+                concat("[prepare] hidden must be [M, K] and ids [M, k], got ", shape_string(args.hidden), " and ",
+                       shape_string(args.routing.ids)),
+                {}, "hidden");
+}
 
 Verdict can_make(const InputSpec& input) {
   if (!input.quantised()) {

@@ -18,6 +18,8 @@ struct RowPlan {
   std::size_t row_bytes(std::int64_t K) const { return static_cast<std::size_t>(K * bytes(type)); }
 };
 
+/// Where the tensors of a call lie, and that hidden and ids are matrices of as many rows.
+Status check_prepare(const PrepareArgs& args);
 /// Can rows of `hidden` floats be made into `input`? Whatever layout and granularity is missing is named.
 Verdict can_make(const InputSpec& input);
 /// `must_copy`: rows are weighted, or go elsewhere than they lie.

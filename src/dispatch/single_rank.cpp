@@ -48,6 +48,7 @@ class SingleRank final : public PrepareFinalize {
   }
 
   Status prepare(const PrepareArgs& args, Dispatched& out) override {
+    if (Status s = check_prepare(args); !s.ok()) return s;
     const Tensor& hidden = args.hidden;
     const std::int64_t M = hidden.shape[0], K = hidden.shape[1], k = args.routing.top_k();
     RowPlan plan = plan_rows(args.input, hidden.dtype, K, args.weight_on_input);

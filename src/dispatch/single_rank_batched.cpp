@@ -45,6 +45,7 @@ class SingleRankBatched final : public PrepareFinalize {
   }
 
   Status prepare(const PrepareArgs& args, Dispatched& out) override {
+    if (Status s = check_prepare(args); !s.ok()) return s;
     const std::int64_t M = args.hidden.shape[0], K = args.hidden.shape[1], k = args.routing.top_k(), L = args.num_local;
     RowPlan plan = plan_rows(args.input, args.hidden.dtype, K, true);
     if (Status s = bind_static_scale(args.input, args.quant, M, plan); !s.ok()) return s;

@@ -1,6 +1,7 @@
 #include "experts/call.hpp"
 
 #include "experts/canonical.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::experts {
@@ -9,6 +10,22 @@ using text::concat;
 
 Status bad(StatusCode code, std::string message, const char* field) {
   return Status(code, std::move(message), "", field);
+}
+
+/// Everything that is read or written lies in host memory and has addresses.
+Status check_tensors(const ExpertsArgs& args) {
+  const Tensor none;
+  const std::pair<const char*, const Tensor*> all[] = {{"activations", &args.activations.data},
+                                                       {"activations.scale", &args.activations.scale},
+                                                       {"routing.ids", &args.routing.ids},
+                                                       {"routing.weights", &args.routing.weights},
+                                                       {"expert_map", args.expert_map ? args.expert_map : &none},
+                                                       {"tokens", args.tokens ? &args.tokens->counts : &none},
+                                                       {"a2_scale", &args.a2_scale},
+                                                       {"output", &args.output}};
+  for (const auto& [field, tensor] : all)
+    if (Status s = tensors::check(*tensor, Device{}, "experts", field); !s.ok()) return s;
+  return {};
 }
 
 Status check_weights(const ExpertsArgs& args) {
@@ -145,17 +162,22 @@ Status check_memory(const ExpertsArgs& args, const ExpertsWorkspace& needed) {
              "output");
 }
 
+Status sizes(const ExpertsArgs& args, ProblemSize& size) {
+  return ProblemSize::from(args.activations.data, args.weights.spec, args.routing.ids, size);
+}
+
 }  // namespace
 
 Status call_size(const ExpertsArgs& args, ProblemSize& size) {
-  return ProblemSize::from(args.activations.data, args.weights.spec, args.routing.ids, size);
+  if (Status s = check_tensors(args); !s.ok()) return s;
+  return sizes(args, size);
 }
 
 Status check_call(const ExpertsArgs& args, ActivationFormat format, const ExpertsWorkspace& needed, ProblemSize& size) {
   if (Status s = check_weights(args); !s.ok()) return s;
   if (Status s = check_activations(args, format); !s.ok()) return s;
   if (Status s = check_routing(args); !s.ok()) return s;
-  if (Status s = call_size(args, size); !s.ok()) return s;
+  if (Status s = sizes(args, size); !s.ok()) return s;
   if (Status s = check_static_scale(args); !s.ok()) return s;
   if (format == ActivationFormat::batched_experts)
     if (Status s = check_counts(args); !s.ok()) return s;

@@ -9,8 +9,9 @@
 namespace moekit::experts {
 
 /// Sizes of the call and what fits together; every failure names both sides. Does not look at workspaces' contents.
+/// After call_size(), which looks at where the tensors lie.
 Status check_call(const ExpertsArgs& args, ActivationFormat format, const ExpertsWorkspace& needed, ProblemSize& size);
-/// The sizes alone, before the workspace is known.
+/// Where every tensor lies, and the sizes, before the workspace is known.
 Status call_size(const ExpertsArgs& args, ProblemSize& size);
 
 /// What implementations that read any scheme of this project say to a problem's types, activation and device.

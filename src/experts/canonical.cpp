@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "quant/quantise.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::experts {
@@ -49,6 +50,7 @@ Status check_shape(const ExpertPart& part, const Tensor& tensor) {
 }
 
 Status check_part(const ExpertPart& part, const Tensor& tensor) {
+  if (Status s = tensors::check(tensor, Device{}, "pack", part.name); !s.ok()) return s;
   if (!part.wanted) {
     if (!tensor.present()) return {};
     return Status(StatusCode::invalid_argument,
@@ -173,6 +175,7 @@ Status check_destination(const WeightsSpec& spec, const CanonicalExpert& expert)
   for (const ExpertPart& part : expert_parts(spec)) {
     const Tensor& tensor = expert.*part.member;
     if (!part.wanted || !tensor.present()) continue;
+    if (Status s = tensors::check(tensor, Device{}, "pack", part.name); !s.ok()) return s;
     if (Status s = check_shape(part, tensor); !s.ok()) return s;
     if (tensor.dtype != part.type)
       return Status(

@@ -3,7 +3,7 @@
 
 #include "kit/kernel_call.hpp"
 #include "kit/kernel_workspace.hpp"
-#include "kit/overlap.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -63,7 +63,7 @@ bool may_write_output(const PrepareFinalize& dispatcher, const Experts& experts,
                       const Tensor& hidden, const Tensor& output) {
   return dispatcher.supports_direct_output() && experts.weight_and_reduce() == WeightAndReduce::no_op() &&
          output.rank == 2 && caller.rank == 2 && caller.dtype == output.dtype && caller.shape == output.shape &&
-         caller.is_contiguous() && !kernel::overlap(caller, hidden);
+         caller.is_contiguous() && !tensors::overlap(caller, hidden);
 }
 
 /// A chunk's own, smaller scratch. The counts may refine it.

@@ -1,9 +1,10 @@
 // What must hold: once, when a kernel is built, and per call, before anything is written.
 #include <algorithm>
 
+#include "enum_values.hpp"
 #include "kit/kernel_call.hpp"
 #include "kit/kernel_workspace.hpp"
-#include "kit/overlap.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -19,6 +20,22 @@ namespace {
 
 void accept(const Verdict& verdict, std::string_view who) {
   if (!verdict) refuse(concat(who, ": ", verdict.reason()), {}, StatusCode::unsupported);
+}
+
+/// Every enumeration of the problem; the stages' own answers are asked for their formats.
+void check_values(const Problem& problem) {
+  const auto check = [](const char* field, auto value) {
+    throw_if_failed(values::check("modular_kernel", field, value));
+  };
+  check("problem.device.type", problem.device.type);
+  check("problem.format", problem.format);
+  check("problem.hidden_dtype", problem.hidden_dtype);
+  check("problem.out_dtype", problem.out_dtype.value_or(DType::f32));
+  check("problem.determinism", problem.determinism);
+  check("problem.weights.w1.type", problem.weights.w1.type);
+  check("problem.weights.w2.type", problem.weights.w2.type);
+  throw_if_failed(values::check_all(problem.quant));
+  throw_if_failed(values::check_all(problem.activation));
 }
 
 void check_formats(const PrepareFinalize& dispatcher, const Experts& experts, const Problem& problem) {
@@ -71,7 +88,9 @@ Status bad(std::string message, std::string hint, const char* field, StatusCode 
   return Status(code, "[modular_kernel] " + std::move(message), std::move(hint), field);
 }
 
-Status check_rows(const Tensor& tensor, const char* what, std::int64_t M, std::int64_t K) {
+Status check_rows(const Tensor& tensor, const char* what, std::int64_t M, const Problem& problem) {
+  const std::int64_t K = problem.weights.hidden;
+  if (Status s = tensors::check(tensor, problem.device, "modular_kernel", what); !s.ok()) return s;
   if (tensor.rank != 2 || tensor.shape[0] != M || tensor.shape[1] != K)
     return bad(concat(what, " must be [", M, ", ", K, "], got ", shape_string(tensor)), {}, what,
                StatusCode::invalid_shape);
@@ -86,9 +105,10 @@ Status check_rows(const Tensor& tensor, const char* what, std::int64_t M, std::i
 }
 
 Status check_hidden(const Tensor& hidden, const Problem& problem) {
+  if (Status s = tensors::check(hidden, problem.device, "modular_kernel", "hidden"); !s.ok()) return s;
   if (hidden.rank != 2)
     return bad(concat("hidden must be [M, K], got ", shape_string(hidden)), {}, "hidden", StatusCode::invalid_shape);
-  if (Status s = check_rows(hidden, "hidden", hidden.shape[0], problem.weights.hidden); !s.ok()) return s;
+  if (Status s = check_rows(hidden, "hidden", hidden.shape[0], problem); !s.ok()) return s;
   if (hidden.dtype != problem.hidden_dtype)
     return bad(concat("hidden is ", name(hidden.dtype), ", the kernel was built for ", name(problem.hidden_dtype)), {},
                "hidden", StatusCode::invalid_dtype);
@@ -130,6 +150,8 @@ Status check_experts(const KernelInput& in, std::int64_t num_experts, const Prob
         concat("weight_on_input is ", in.weight_on_input, ", the kernel was built for ", problem.weight_on_input),
         "Problem::weight_on_input decides what the stages reserve", "weight_on_input");
   const Tensor* map = in.expert_map;
+  if (map)
+    if (Status s = tensors::check(*map, problem.device, "modular_kernel", "expert_map"); !s.ok()) return s;
   if (map && !problem.expert_map)
     return bad("an expert map was given, but the kernel was built without", "set Problem::expert_map", "expert_map");
   if (map && (map->dtype != DType::i32 || map->rank != 1 || map->shape[0] != num_experts || !map->is_contiguous() ||
@@ -140,12 +162,20 @@ Status check_experts(const KernelInput& in, std::int64_t num_experts, const Prob
   return {};
 }
 
-Status check_shared(const KernelInput& in, const KernelOutput& out, const Tensor& output) {
-  if (Status s = check_rows(out.shared, "shared", in.hidden.shape[0], in.hidden.shape[1]); !s.ok()) return s;
-  if (kernel::overlap(out.shared, in.hidden))
-    return bad("shared overlaps hidden", "give it memory of its own", "shared");
-  if (kernel::overlap(out.shared, output)) return bad("shared overlaps output", "give it memory of its own", "shared");
+constexpr const char* kOwn = "give it memory of its own";
+
+/// What is written, over the caller's routing: finalize reads it last.
+Status check_over_routing(const Tensor& written, const char* what, const Routing& routing) {
+  if (tensors::overlap(written, routing.ids)) return bad(concat(what, " overlaps routing.ids"), kOwn, what);
+  if (tensors::overlap(written, routing.weights)) return bad(concat(what, " overlaps routing.weights"), kOwn, what);
   return {};
+}
+
+Status check_shared(const KernelInput& in, const KernelOutput& out, const Tensor& output, const Problem& problem) {
+  if (Status s = check_rows(out.shared, "shared", in.hidden.shape[0], problem); !s.ok()) return s;
+  if (tensors::overlap(out.shared, in.hidden)) return bad("shared overlaps hidden", kOwn, "shared");
+  if (tensors::overlap(out.shared, output)) return bad("shared overlaps output", kOwn, "shared");
+  return check_over_routing(out.shared, "shared", in.routing);
 }
 
 }  // namespace
@@ -168,6 +198,7 @@ void ModularKernel::check_build() {
         concat("chunk = ", options_.chunk, ", open_max_tokens = ", options_.open_max_tokens, ": neither may be < 0"));
   if (problem_.weight_on_input && problem_.size.k != 1)
     refuse(concat("weight_on_input needs k = 1, got k = ", problem_.size.k));
+  check_values(problem_);
   check_formats(*prepare_finalize_, *experts_, problem_);
   const Problem problem = problem_for(prepare_finalize_->max_rows(problem_), 0);
   accept(experts_->supports(problem), experts_->name());
@@ -194,6 +225,13 @@ Status ModularKernel::check(Call& call) const {
   if (Status s = check_hidden(in.hidden, problem_); !s.ok()) return s;
   call.num_tokens = in.hidden.shape[0];
   call.num_experts = in.num_experts == -1 ? problem_.weights.num_local : in.num_experts;
+  if (call.context.stream.device != problem_.device)
+    return bad(concat("the stream is of ", to_string(call.context.stream.device), ", the kernel was built for ",
+                      to_string(problem_.device)),
+               "pass a stream of that device", "context.stream");
+  if (Status s = tensors::check(in.routing.ids, problem_.device, "modular_kernel", "routing.ids"); !s.ok()) return s;
+  if (Status s = tensors::check(in.routing.weights, problem_.device, "modular_kernel", "routing.weights"); !s.ok())
+    return s;
   if (Status s = validate(in.routing, call.num_tokens); !s.ok()) return s;
   if (Status s = check_weights(in, problem_, *experts_); !s.ok()) return s;
   if (Status s = check_experts(in, call.num_experts, problem_); !s.ok()) return s;
@@ -204,13 +242,14 @@ Status ModularKernel::check(Call& call) const {
   const bool in_place = in.in_place && !shared_;  // shared experts still read hidden
   call.output = in_place ? in.hidden : out.output;
   if (!call.leave_open || call.output.present()) {  // an open result needs none, unless nothing arrives
-    if (Status s = check_rows(call.output, "output", call.num_tokens, problem_.weights.hidden); !s.ok()) return s;
-    if (!in_place && kernel::overlap(call.output, in.hidden))
+    if (Status s = check_rows(call.output, "output", call.num_tokens, problem_); !s.ok()) return s;
+    if (!in_place && tensors::overlap(call.output, in.hidden))
       return bad("output overlaps hidden",
                  shared_ ? "shared experts read hidden: give output memory of its own" : "ask for in_place", "output");
+    if (Status s = check_over_routing(call.output, "output", in.routing); !s.ok()) return s;
   }
   if (shared_)
-    if (Status s = check_shared(in, out, call.output); !s.ok()) return s;
+    if (Status s = check_shared(in, out, call.output, problem_); !s.ok()) return s;
   return take_workspace(call);
 }
 

@@ -7,6 +7,7 @@
 
 #include "kit/kernel_call.hpp"
 #include "kit/kernel_workspace.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -67,6 +68,15 @@ Status ModularKernel::take_workspace(Call& call) const {
     return Status(StatusCode::invalid_argument,
                   text::concat("[workspace] the workspace must be ", kWorkspaceAlignment, "-byte aligned"), {},
                   "context.workspace");
+  const std::pair<const char*, const Tensor*> outside[] = {{"hidden", &call.in.hidden},
+                                                           {"routing.ids", &call.in.routing.ids},
+                                                           {"routing.weights", &call.in.routing.weights},
+                                                           {"output", &call.output},
+                                                           {"shared", &call.out.shared}};
+  for (const auto& [field, tensor] : outside)
+    if (tensors::overlap(*tensor, memory.data, needed))
+      return Status(StatusCode::invalid_argument, text::concat("[workspace] ", field, " overlaps the workspace"),
+                    "give it memory of its own", field);
   WorkspaceCursor cursor(memory);
   call.engine_share = cursor.take(prepare_finalize_->workspace_bytes(caller, input_));
   call.shared_share = cursor.take(shared_ ? shared_->workspace_bytes(call.num_tokens) : 0);

@@ -1,5 +1,6 @@
 #include <moekit/kit/open_output.hpp>
 
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -83,6 +84,8 @@ Status normalize_output(const KernelOutputs& given, bool do_finalize, std::int64
   if (top_k <= 0) return bad_layout(concat("top_k must be > 0, got ", top_k));
   if (std::int64_t routes; __builtin_mul_overflow(num_tokens, top_k, &routes))
     return bad_layout(concat("num_tokens * top_k = ", num_tokens, " * ", top_k, " routes do not fit 63 bits"));
+  for (const Tensor& tensor : given.tensors)
+    if (Status s = tensors::check(tensor, tensor.device, "open_output", "tensors"); !s.ok()) return s;
   return do_finalize ? normalize_finalised(given, destination, out)
                      : normalize_deferred(given, num_tokens, top_k, destination, out);
 }

@@ -1,12 +1,17 @@
 #include <moekit/kit/problem.hpp>
 
+#include "enum_values.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
 using text::concat;
 
 const char* name(ActivationFormat format) {
-  return format == ActivationFormat::standard ? "standard" : "batched_experts";
+  switch (format) {
+    case ActivationFormat::standard: return "standard";
+    case ActivationFormat::batched_experts: return "batched_experts";
+  }
+  return "unknown format";
 }
 
 WeightsSpec weights_spec(const LayerConfig& config, std::int64_t num_local) {
@@ -53,7 +58,8 @@ std::string to_string(const InputSpec& spec) {
   std::string out = concat(name(spec.dtype), " ", to_string(spec.granularity));
   if (spec.static_scale) out += ", static";
   if (spec.dtype == DType::i8 && spec.int8_divisor != 127.0f) out += concat(", absmax/", spec.int8_divisor);
-  return out + kLayouts[static_cast<std::size_t>(spec.scale_layout)];
+  return out + (values::is_named(spec.scale_layout) ? kLayouts[static_cast<std::size_t>(spec.scale_layout)]
+                                                    : ", scales in an unknown layout");
 }
 
 std::string to_string(const Problem& problem) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "quant/numeric.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -66,6 +67,16 @@ Status check_static(const QuantDesc& desc, const char* operand) {
              operand);
 }
 
+Status check_tensors(const QuantTensors& t) {
+  const std::pair<const char*, const Tensor*> all[] = {
+      {"a1_scale", &t.a1_scale}, {"a2_scale", &t.a2_scale}, {"a1_gscale", &t.a1_gscale}, {"a2_gscale", &t.a2_gscale},
+      {"w1_scale", &t.w1_scale}, {"w2_scale", &t.w2_scale}, {"w1_zp", &t.w1_zp},         {"w2_zp", &t.w2_zp},
+      {"w1_bias", &t.w1_bias},   {"w2_bias", &t.w2_bias},   {"g1_alphas", &t.g1_alphas}, {"g2_alphas", &t.g2_alphas}};
+  for (const auto& [name, tensor] : all)
+    if (Status s = tensors::check(*tensor, tensor->device, "quant", name); !s.ok()) return s;
+  return {};
+}
+
 Status check_operands(const QuantSpec& spec, const QuantTensors& t) {
   struct Activations {
     const QuantDesc& desc;
@@ -103,6 +114,7 @@ Status check_operands(const QuantSpec& spec, const QuantTensors& t) {
 
 QuantConfig::QuantConfig(const QuantSpec& spec, const QuantTensors& tensors) : spec_(spec), tensors_(tensors) {
   throw_if_failed(validate(spec));
+  throw_if_failed(check_tensors(tensors));
   throw_if_failed(check_operands(spec, tensors));
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "enum_values.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -20,6 +22,7 @@ std::int64_t id_at(const Tensor& ids, std::int64_t row, std::int64_t slot) {
 
 Status check_matrix(const Tensor& tensor, const char* what, std::int64_t num_tokens) {
   const std::string field = concat("routing.", what);
+  if (Status s = tensors::check(tensor, tensor.device, "routing", field); !s.ok()) return s;
   if (tensor.rank != 2 || tensor.shape[0] != num_tokens || tensor.shape[1] < 1)
     return Status(StatusCode::invalid_shape,
                   concat("[routing] ", what, " must be [", num_tokens, ", k ≥ 1], got ", shape_string(tensor)), {},
@@ -36,6 +39,7 @@ Status check_matrix(const Tensor& tensor, const char* what, std::int64_t num_tok
 }  // namespace
 
 Status validate(const Routing& routing, std::int64_t num_tokens) {
+  if (Status s = values::check("routing", "routing.id_space", routing.id_space); !s.ok()) return s;
   if (Status s = check_matrix(routing.ids, "ids", num_tokens); !s.ok()) return s;
   if (Status s = check_matrix(routing.weights, "weights", num_tokens); !s.ok()) return s;
   if (routing.ids.shape[1] != routing.weights.shape[1])
@@ -57,6 +61,7 @@ Status validate(const Routing& routing, std::int64_t num_tokens) {
 }
 
 Status check_ids(const Tensor& ids, std::int64_t num_experts) {
+  if (Status s = tensors::check(ids, Device{}, "routing", "routing.ids"); !s.ok()) return s;
   if (ids.rank != 2 || !is_id_type(ids.dtype))
     return Status(StatusCode::invalid_dtype,
                   concat("[routing] ids must be i32, i64 or u32 [M, k], got ", name(ids.dtype), " ", shape_string(ids)),
@@ -72,6 +77,8 @@ Status check_ids(const Tensor& ids, std::int64_t num_experts) {
 }
 
 Status convert_ids(const Tensor& ids, std::int64_t num_experts, const Tensor& out) {
+  if (Status s = tensors::check(ids, Device{}, "routing", "routing.ids"); !s.ok()) return s;
+  if (Status s = tensors::check(out, Device{}, "routing", "out"); !s.ok()) return s;
   if (ids.rank != 2 || !is_id_type(ids.dtype) || out.dtype != DType::i32 || out.rank != 2 ||
       out.shape[0] != ids.shape[0] || out.shape[1] != ids.shape[1])
     return Status(StatusCode::invalid_argument,
@@ -100,6 +107,9 @@ ExpertTokens ExpertTokens::from_host(std::span<const std::int32_t> counts, Devic
 }
 
 Status count_expert_tokens(const Tensor& ids, const Tensor* expert_map, std::span<std::int32_t> counts) {
+  if (Status s = tensors::check(ids, Device{}, "routing", "routing.ids"); !s.ok()) return s;
+  if (expert_map)
+    if (Status s = tensors::check(*expert_map, Device{}, "routing", "expert_map"); !s.ok()) return s;
   if (ids.rank != 2 || ids.dtype != DType::i32)
     return Status(StatusCode::invalid_dtype,
                   concat("[routing] counting takes ids i32 [rows, k], got ", name(ids.dtype), " ", shape_string(ids)),

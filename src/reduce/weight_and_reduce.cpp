@@ -3,7 +3,9 @@
 #include <array>
 #include <cstring>
 
+#include "enum_values.hpp"
 #include "reduce/row_sum.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -32,10 +34,18 @@ Status check_output(const Tensor& output) {
   return check_rows(output, "output");
 }
 
+/// No input is modified.
+Status check_over(const Tensor& output, const Tensor& expert_output) {
+  if (!tensors::overlap(output, expert_output)) return {};
+  return Status(StatusCode::invalid_argument, "[finalize] output overlaps expert_output", "give it memory of its own",
+                "output");
+}
+
 /// Output, routing and the type of what is summed.
 Status check_sum(const Tensor& output, const Tensor& expert_output, const Routing& routing, bool weight_on_input) {
   if (Status s = check_output(output); !s.ok()) return s;
   if (Status s = check_rows(expert_output, "expert_output"); !s.ok()) return s;
+  if (Status s = check_over(output, expert_output); !s.ok()) return s;
   if (routing.ids.rank != 2 || routing.ids.shape[0] != output.shape[0])
     return bad_shape(concat("output has ", output.shape[0], " rows, ids are ", shape_string(routing.ids)),
                      "routing.ids");
@@ -71,6 +81,7 @@ Status apply_no_op(const Tensor& output, const Tensor& expert_output, Tensor& re
   const bool same_type = output.dtype == expert_output.dtype;
   if (output.data == expert_output.data && same_type && output.stride[0] == expert_output.stride[0]) return {};
   if (Status s = check_rows(expert_output, "expert_output"); !s.ok()) return s;
+  if (Status s = check_over(output, expert_output); !s.ok()) return s;
   for (std::int64_t t = 0; t < output.shape[0]; ++t) {
     const Tensor from = expert_output.index(t), to = output.index(t);
     if (same_type)  // a copy keeps NaN payloads and signed zeros
@@ -150,7 +161,12 @@ Status apply_naive_batched(std::int64_t rank, const Tensor& output, const Tensor
 
 Status WeightAndReduce::apply(const Tensor& output, const Tensor& expert_output, const Routing& routing,
                               bool weight_on_input, Tensor& result) const {
-  Status status;
+  Status status = values::check("finalize", "reduce", kind);
+  if (status.ok()) status = tensors::check(output, Device{}, "finalize", "output");
+  if (status.ok()) status = tensors::check(expert_output, Device{}, "finalize", "expert_output");
+  if (status.ok()) status = tensors::check(routing.ids, Device{}, "finalize", "routing.ids");
+  if (status.ok()) status = tensors::check(routing.weights, Device{}, "finalize", "routing.weights");
+  if (!status.ok()) return status;
   switch (kind) {
     case Kind::no_op: return apply_no_op(output, expert_output, result);
     case Kind::contiguous: status = apply_contiguous(output, expert_output, routing, weight_on_input); break;

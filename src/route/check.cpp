@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "quant/numeric.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::route {
@@ -15,14 +16,12 @@ Status bad_shape(std::string message, std::string field) {
 }
 
 Status check_logits(const Tensor& logits) {
+  if (Status s = tensors::check(logits, Device{}, "router", "logits"); !s.ok()) return s;
   if (logits.rank != 2)
     return bad_shape(concat("[router] logits must be [M, E], got ", shape_string(logits)), "logits");
   if (logits.dtype != DType::f32 && logits.dtype != DType::bf16 && logits.dtype != DType::f16)
     return Status(StatusCode::invalid_dtype,
                   concat("[router] logits must be f32, bf16 or f16, got ", name(logits.dtype)), {}, "logits");
-  if (logits.device.type != DeviceType::cpu)
-    return Status(StatusCode::unsupported, concat("[router] logits must be on cpu, got ", to_string(logits.device)), {},
-                  "logits");
   if (logits.shape[1] > 1 && logits.stride[1] != 1)
     return bad_shape(concat("[router] logits must have column stride 1, got ", logits.stride[1]), "logits");
   if (logits.numel() > 0 && !logits.data)
@@ -31,6 +30,7 @@ Status check_logits(const Tensor& logits) {
 }
 
 Status check_output(const Tensor& out, const char* what, DType type, std::int64_t num_rows, std::int64_t top_k) {
+  if (Status s = tensors::check(out, Device{}, "router", what); !s.ok()) return s;
   if (out.rank != 2 || out.shape[0] != num_rows || out.shape[1] != top_k)
     return bad_shape(concat("[router] ", what, " must be [", num_rows, ", ", top_k, "], got ", shape_string(out)),
                      what);
@@ -55,6 +55,7 @@ Status check_bias(const Tensor* bias, bool wanted, const char* what, std::int64_
                          given ? "one" : "none"),
                   concat("set both config.", what, " and tensors.", what, ", or neither"), what);
   if (!wanted) return {};
+  if (Status s = tensors::check(*bias, Device{}, "router", what); !s.ok()) return s;
   if (bias->rank < 1 || bias->shape[bias->rank - 1] != num_experts || bias->numel() != num_experts)
     return bad_shape(concat("[router] ", what, " must be [", num_experts, "], got ", shape_string(*bias)), what);
   if (!is_float(bias->dtype))
@@ -98,6 +99,13 @@ Status check(const RouteArgs& args, RouteSize& size) {
   const std::int64_t top_k = args.ids.rank == 2 ? args.ids.shape[1] : 0;
   if (Status s = check_output(args.ids, "ids", DType::i32, num_rows, top_k); !s.ok()) return s;
   if (Status s = check_output(args.weights, "weights", DType::f32, num_rows, top_k); !s.ok()) return s;
+  for (const auto& [what, out] : {std::pair{"ids", &args.ids}, std::pair{"weights", &args.weights}})
+    if (tensors::overlap(*out, args.logits))
+      return Status(StatusCode::invalid_argument, concat("[router] ", what, " overlap the logits"),
+                    "give them memory of their own", what);
+  if (tensors::overlap(args.weights, args.ids))
+    return Status(StatusCode::invalid_argument, "[router] weights overlap the ids", "give them memory of their own",
+                  "weights");
   if (Status s = validate(config, num_experts, top_k); !s.ok()) return s;
   const RouterTensors* given = args.tensors;
   if (Status s = check_bias(given ? &given->logit_bias : nullptr, config.logit_bias, "logit_bias", num_experts);

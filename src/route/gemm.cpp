@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "route/cpu.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::route {
@@ -10,11 +11,9 @@ using text::concat;
 namespace {
 
 Status check_matrix(const Tensor& matrix, const char* what) {
+  if (Status s = tensors::check(matrix, Device{}, "router", what); !s.ok()) return s;
   if (matrix.rank != 2)
     return Status(StatusCode::invalid_shape, concat("[router] ", what, " must have rank 2, got ", shape_string(matrix)),
-                  {}, what);
-  if (matrix.device.type != DeviceType::cpu)
-    return Status(StatusCode::unsupported, concat("[router] ", what, " must be on cpu, got ", to_string(matrix.device)),
                   {}, what);
   if (matrix.shape[1] > 1 && matrix.stride[1] != 1)
     return Status(StatusCode::invalid_shape,
@@ -54,6 +53,10 @@ Status check_gemm(const Tensor& hidden, const Tensor& weight, const Tensor& logi
         StatusCode::invalid_shape,
         concat("[router] rows of logits overlap: row stride ", logits.stride[0], ", ", logits.shape[1], " columns"), {},
         "logits");
+  for (const auto& [what, operand] : {std::pair{"hidden", &hidden}, std::pair{"weight", &weight}})
+    if (tensors::overlap(logits, *operand))
+      return Status(StatusCode::invalid_argument, concat("[router] logits overlap ", what),
+                    "give them memory of their own", "logits");
   return {};
 }
 

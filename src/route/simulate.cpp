@@ -14,6 +14,7 @@
 
 #include <moekit/kit/router.hpp>
 
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::inline v0 {
@@ -119,6 +120,8 @@ Status check_simulated(const RouterConfig& config, std::int64_t num_experts, std
   if (config.source != RouterSource::simulated)
     return Status(StatusCode::invalid_argument,
                   concat("[router] asked to simulate, but the source is ", to_string(config)), {}, "router.source");
+  if (Status s = tensors::check(ids, Device{}, "router", "ids"); !s.ok()) return s;
+  if (Status s = tensors::check(weights, Device{}, "router", "weights"); !s.ok()) return s;
   if (ids.rank != 2 || weights.rank != 2 || ids.shape != weights.shape)
     return Status(
         StatusCode::invalid_shape,
@@ -129,8 +132,6 @@ Status check_simulated(const RouterConfig& config, std::int64_t num_experts, std
         StatusCode::invalid_dtype,
         concat("[router] ids must be i32 and weights f32, got ", name(ids.dtype), " and ", name(weights.dtype)), {},
         "ids");
-  if (ids.device.type != DeviceType::cpu || weights.device.type != DeviceType::cpu)
-    return Status(StatusCode::unsupported, "[router] routing is simulated in host memory only", {}, "ids");
   if (ids.shape[1] > 1 && (ids.stride[1] != 1 || weights.stride[1] != 1))
     return Status(
         StatusCode::invalid_shape,
@@ -138,6 +139,9 @@ Status check_simulated(const RouterConfig& config, std::int64_t num_experts, std
         {}, "ids");
   if (ids.numel() > 0 && (!ids.data || !weights.data))
     return Status(StatusCode::invalid_argument, "[router] ids or weights have no data", {}, "ids");
+  if (tensors::overlap(ids, weights))
+    return Status(StatusCode::invalid_argument, "[router] weights overlap the ids", "give them memory of their own",
+                  "weights");
   if (first_token < 0)
     return Status(StatusCode::invalid_argument, concat("[router] first_token must not be negative, got ", first_token),
                   {}, "first_token");

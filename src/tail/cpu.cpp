@@ -1,9 +1,11 @@
 // Tails on CPU: one pass over the routes of a token per block of columns, everything f32, one rounding per output.
 #include <cmath>
+#include <cstdlib>
 
 #include "kit/for_rows.hpp"
 #include "reduce/row_sum.hpp"
 #include "tail/tail.hpp"
+#include "tensor_checks.hpp"
 #include "text.hpp"
 
 namespace moekit::tail {
@@ -78,7 +80,8 @@ void norm_row(const MoeOutput& moe, const Tail& tail, std::int64_t t) {
   }
 }
 
-Status check(const Tensor& tensor, const char* what, std::int64_t rows, std::int64_t columns) {
+Status check_rows(const Tensor& tensor, const char* what, std::int64_t rows, std::int64_t columns) {
+  if (Status s = tensors::check(tensor, Device{}, "tail", what); !s.ok()) return s;
   if (tensor.rank != 2 || tensor.shape[0] != rows || tensor.shape[1] != columns)
     return Status(StatusCode::invalid_shape,
                   concat("[tail] ", what, " must be [", rows, ", ", columns, "], got ", shape_string(tensor)), {},
@@ -95,11 +98,45 @@ Status check(const Tensor& tensor, const char* what, std::int64_t rows, std::int
   return {};
 }
 
+Status check_written(const Tensor& tensor, const char* what, std::int64_t rows, std::int64_t columns) {
+  if (Status s = check_rows(tensor, what, rows, columns); !s.ok()) return s;
+  if (rows <= 1 || std::abs(tensor.stride[0]) >= columns) return {};
+  return Status(StatusCode::invalid_shape,
+                concat("[tail] rows of ", what, " overlap: row stride ", tensor.stride[0], ", ", columns, " columns"),
+                {}, what);
+}
+
+constexpr const char* kOwn = "give it memory of its own";
+
+Status overlaps(const char* field, const char* other, const char* hint) {
+  return Status(StatusCode::invalid_argument, concat("[tail] ", field, " overlaps ", other), hint, field);
+}
+
+/// The same rows in the same type: reading and writing go block by block.
+bool in_place(const Tensor& written, const Tensor& read) {
+  return written.data == read.data && written.dtype == read.dtype &&
+         (written.rows() <= 1 || written.stride[0] == read.stride[0]);
+}
+
+/// Which part of a MoeOutput lies under `written`, but not exactly in place; null if none does.
+const char* part_under(const MoeOutput& moe, const Tensor& written) {
+  if (moe.shared.present() && !in_place(written, moe.shared) && tensors::overlap(written, moe.shared)) return "shared";
+  if (const Tensor* finalised = std::get_if<Tensor>(&moe.routed))
+    return !in_place(written, *finalised) && tensors::overlap(written, *finalised) ? "routed" : nullptr;
+  const UnfinalizedOutput& open = std::get<UnfinalizedOutput>(moe.routed);
+  if (tensors::overlap(written, open.gemm2_permuted)) return "gemm2_permuted";
+  if (tensors::overlap(written, open.expert_weights)) return "expert_weights";
+  return tensors::overlap(written, open.expanded_to_permuted) ? "expanded_to_permuted" : nullptr;
+}
+
 Status check_moe(const MoeOutput& moe, std::int64_t rows, std::int64_t columns) {
   if (moe.shared.present())
-    if (Status s = check(moe.shared, "shared", rows, columns); !s.ok()) return s;
-  if (const Tensor* finalised = std::get_if<Tensor>(&moe.routed)) return check(*finalised, "routed", rows, columns);
+    if (Status s = check_rows(moe.shared, "shared", rows, columns); !s.ok()) return s;
+  if (const Tensor* finalised = std::get_if<Tensor>(&moe.routed))
+    return check_rows(*finalised, "routed", rows, columns);
   const UnfinalizedOutput& open = std::get<UnfinalizedOutput>(moe.routed);
+  if (Status s = tensors::check(open.expert_weights, Device{}, "tail", "expert_weights"); !s.ok()) return s;
+  if (Status s = tensors::check(open.expanded_to_permuted, Device{}, "tail", "expanded_to_permuted"); !s.ok()) return s;
   const Tensor parts[] = {open.gemm2_permuted, open.expert_weights, open.expanded_to_permuted};
   std::variant<Tensor, UnfinalizedOutput> checked;
   if (Status s = normalize_output({parts}, false, rows, open.expanded_to_permuted.shape[1], {}, checked); !s.ok())
@@ -109,7 +146,7 @@ Status check_moe(const MoeOutput& moe, std::int64_t rows, std::int64_t columns) 
                   concat("[tail] weights must be f32, bf16 or f16 [M, k], got ", name(open.expert_weights.dtype), " ",
                          shape_string(open.expert_weights)),
                   {}, "expert_weights");
-  return check(open.gemm2_permuted, "gemm2_permuted", open.gemm2_permuted.shape[0], columns);
+  return check_rows(open.gemm2_permuted, "gemm2_permuted", open.gemm2_permuted.shape[0], columns);
 }
 
 /// Bytes that a row costs: its routes once or twice, and what is added.
@@ -120,23 +157,36 @@ std::int64_t row_cost(const MoeOutput& moe, std::int64_t columns) {
 
 }  // namespace
 
+Status check(const Tail& tail, std::int64_t rows, std::int64_t columns) {
+  if (Status s = check_rows(tail.residual, "tail.residual", rows, columns); !s.ok()) return s;
+  if (Status s = check_written(tail.norm_out, "tail.norm_out", rows, columns); !s.ok()) return s;
+  if (Status s = check_written(tail.residual_out, "tail.residual_out", rows, columns); !s.ok()) return s;
+  const Tensor& gamma = tail.gamma;
+  if (Status s = tensors::check(gamma, Device{}, "tail", "tail.gamma"); !s.ok()) return s;
+  if (gamma.data == nullptr || gamma.rank != 1 || gamma.shape[0] != columns || !is_float(gamma.dtype))
+    return Status(StatusCode::invalid_shape,
+                  concat("[tail] tail.gamma must be [", columns, "] floats, got ",
+                         gamma.present() ? concat(name(gamma.dtype), " ", shape_string(gamma)) : "nothing"),
+                  {}, "tail.gamma");
+  if (!(tail.eps >= 0) || !std::isfinite(tail.eps))
+    return Status(StatusCode::invalid_argument, concat("[tail] eps must be finite and not negative, got ", tail.eps),
+                  {}, "tail.eps");
+  if (!in_place(tail.residual_out, tail.residual) && tensors::overlap(tail.residual_out, tail.residual))
+    return overlaps("tail.residual_out", "residual", "it may be residual itself, or memory of its own");
+  if (tensors::overlap(tail.residual_out, gamma)) return overlaps("tail.residual_out", "gamma", kOwn);
+  if (tensors::overlap(tail.norm_out, tail.residual)) return overlaps("tail.norm_out", "residual", kOwn);
+  if (tensors::overlap(tail.norm_out, tail.residual_out)) return overlaps("tail.norm_out", "residual_out", kOwn);
+  if (tensors::overlap(tail.norm_out, gamma)) return overlaps("tail.norm_out", "gamma", kOwn);
+  return {};
+}
+
 Status add_and_norm(const MoeOutput& moe, const Tail& tail, const CallContext& context) {
   const std::int64_t rows = tail.residual.rows(), columns = tail.residual.rank == 2 ? tail.residual.shape[1] : 0;
-  if (Status s = check(tail.residual, "residual", rows, columns); !s.ok()) return s;
-  if (Status s = check(tail.norm_out, "norm_out", rows, columns); !s.ok()) return s;
-  if (Status s = check(tail.residual_out, "residual_out", rows, columns); !s.ok()) return s;
+  if (Status s = check(tail, rows, columns); !s.ok()) return s;
   if (Status s = check_moe(moe, rows, columns); !s.ok()) return s;
-  if (tail.gamma.data == nullptr || tail.gamma.rank != 1 || tail.gamma.shape[0] != columns ||
-      !is_float(tail.gamma.dtype))
-    return Status(StatusCode::invalid_shape,
-                  concat("[tail] gamma must be [", columns, "] floats, got ", name(tail.gamma.dtype), " ",
-                         shape_string(tail.gamma)),
-                  {}, "gamma");
-  if (rows > 0 && (tail.norm_out.data == tail.residual.data || tail.norm_out.data == tail.residual_out.data))
-    return Status(StatusCode::invalid_argument, "[tail] norm_out may alias neither residual nor residual_out", {},
-                  "norm_out");
-  if (!(tail.eps >= 0))
-    return Status(StatusCode::invalid_argument, concat("[tail] eps must not be negative, got ", tail.eps), {}, "eps");
+  for (const auto& [field, written] :
+       {std::pair{"tail.norm_out", &tail.norm_out}, std::pair{"tail.residual_out", &tail.residual_out}})
+    if (const char* part = part_under(moe, *written)) return overlaps(field, part, kOwn);
   kit::for_rows(context.stream, rows, row_cost(moe, columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) norm_row(moe, tail, t);
   });
@@ -149,8 +199,9 @@ namespace moekit::inline v0 {
 
 Status close_output(const MoeOutput& moe, const Tensor& output, const CallContext& context) {
   const std::int64_t rows = output.rows(), columns = output.rank == 2 ? output.shape[1] : 0;
-  if (Status s = tail::check(output, "output", rows, columns); !s.ok()) return s;
+  if (Status s = tail::check_written(output, "output", rows, columns); !s.ok()) return s;
   if (Status s = tail::check_moe(moe, rows, columns); !s.ok()) return s;
+  if (const char* part = tail::part_under(moe, output)) return tail::overlaps("output", part, tail::kOwn);
   kit::for_rows(context.stream, rows, tail::row_cost(moe, columns), [&](std::int64_t begin, std::int64_t end) {
     float value[reduce::kBlock];
     for (std::int64_t t = begin; t < end; ++t)

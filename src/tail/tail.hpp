@@ -4,6 +4,10 @@
 
 namespace moekit::tail {
 
+/// Shapes [rows, columns] and [columns], types, memory, and who overlaps whom: everything that may be wrong with a tail
+/// by itself, before work has begun. Fields are "tail.gamma", ….
+Status check(const Tail& tail, std::int64_t rows, std::int64_t columns);
+
 /// r = residual + routed_scaling_factor · Σ_j [idx ≥ 0] w_j · gemm2[idx_j] (+ shared), all in f32, slots ascending;
 /// residual_out = round(r); norm_out = round(r · rsqrt(mean(r²) + eps) · gamma): the norm reads r before its rounding.
 ///

@@ -1,0 +1,1 @@
+moekit_test(test_checks test_checks_values.cpp test_checks_tensors.cpp test_checks_overlap.cpp)
