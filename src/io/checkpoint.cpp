@@ -24,16 +24,17 @@ namespace {
 
 /// The type that hidden states have beside quantised weights.
 DType activation_type(const io::Fields& root, const io::Fields& text) {
+  std::optional<DType> type;  // the first one counts; the others must at least be strings
   for (const io::Fields* fields : {&text, &root})
     for (const char* key : {"dtype", "torch_dtype"}) {
       const auto value = fields->string(key);
-      if (!value) continue;
-      if (*value == "bfloat16") return DType::bf16;
-      if (*value == "float16") return DType::f16;
-      if (*value == "float32") return DType::f32;
-      fields->fail(key, concat("is \"", *value, "\", known are bfloat16, float16 and float32"));
+      if (!value || type) continue;
+      if (*value == "bfloat16") type = DType::bf16;
+      if (*value == "float16") type = DType::f16;
+      if (*value == "float32") type = DType::f32;
+      if (!type) fields->fail(key, concat("is \"", *value, "\", known are bfloat16, float16 and float32"));
     }
-  return DType::bf16;
+  return type.value_or(DType::bf16);
 }
 
 void check_folder(const std::string& directory) {

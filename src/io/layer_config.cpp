@@ -145,16 +145,20 @@ RouterConfig read_router(const RouterRule& rule, const Fields& config) {
 }
 
 Activation read_activation(const Family& family, const Fields& config) {
-  if (family.swigluoai)
+  const std::string_view key = family.keys.activation;
+  if (family.swigluoai) {
+    config.string(key);  // says silu, which is not what the family does; still, not any value
     return Activation::swigluoai(static_cast<float>(config.number("swiglu_limit").value_or(7.0)),
                                  static_cast<float>(config.number("swiglu_alpha").value_or(1.702)));
-  const std::string_view key = family.keys.activation;
+  }
   Activation out;
   const Json* value = config.find(key);
   if (!value) return out;  // every family here defaults to silu
   if (value->object()) {
-    const auto name = config.fields(key)->string("name");
-    if (name) out.kind = activation_from_name(*name, config, key);
+    const Fields described = *config.fields(key);
+    const auto name = described.string("name");
+    if (!name) described.fail("name", "is missing: an activation is a name, or an object that has one");
+    out.kind = activation_from_name(*name, config, key);
   } else {
     out.kind = activation_from_name(*config.string(key), config, key);
   }

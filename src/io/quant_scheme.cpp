@@ -64,7 +64,8 @@ bool is_int8(const Fields& args, std::string_view strategy) {
 /// "dynamic" is a boolean or the word "local".
 bool is_dynamic(const Fields& args) {
   const Json* dynamic = args.find("dynamic");
-  return dynamic && dynamic->boolean() && *dynamic->boolean();
+  if (dynamic && dynamic->string() && *dynamic->string() == "local") return false;
+  return args.boolean("dynamic").value_or(false);
 }
 
 void check_group(const Fields& quant, const Fields& group, const std::string& format) {
@@ -77,7 +78,7 @@ void check_group(const Fields& quant, const Fields& group, const std::string& fo
   if (format != "int-quantized" || !is_int8(*weights, "channel")) not_read(quant, described);
   if (!activations || !is_int8(*activations, "token")) not_read(quant, described);
   if (!is_dynamic(*activations)) not_read(quant, concat(described, " with static scales"));
-  if (group.has("output_activations")) not_read(quant, concat(described, " and quantised outputs"));
+  if (group.fields("output_activations")) not_read(quant, concat(described, " and quantised outputs"));
 }
 
 QuantScheme read_compressed_tensors(const Fields& quant) {
