@@ -1,4 +1,4 @@
-moekit_test(test_cpu_toolkit test_cpu_threads.cpp test_cpu_machine.cpp)
+moekit_test(test_cpu_toolkit test_cpu_threads.cpp test_cpu_machine.cpp test_cpu_caches.cpp)
 moekit_test(test_cpu_experts test_cpu_experts.cpp test_cpu_pack.cpp support/cpu_case.cpp)
 
 add_executable(test_cpu_math test_cpu_math.cpp support/cpu_math_portable.cpp)

@@ -39,14 +39,9 @@ std::string first_line(const char* file) {
   return line;
 }
 
-/// What the kernel says that CPU 0 shares; the library's own idea where it says nothing.
 std::int64_t last_level_cache() {
-  for (const char* file :
-       {"/sys/devices/system/cpu/cpu0/cache/index3/size", "/sys/devices/system/cpu/cpu0/cache/index2/size"}) {
-    const std::string text = first_line(file);  // "32768K"
-    if (!text.empty()) return kilobytes(text);
-  }
-  return cpu::caches().l3;
+  const cpu::Caches& caches = cpu::caches();
+  return caches.l3 > 0 ? caches.l3 : caches.l2;
 }
 
 /// "always [madvise] never" → "madvise"

@@ -1,7 +1,5 @@
 #include "cpu/isa.hpp"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
 
@@ -76,17 +74,6 @@ Vendor detect_vendor() { return Vendor::other; }
 
 #endif
 
-Caches detect_caches() {
-  Caches out;
-  auto ask = [](int what, std::int64_t& value) {
-    if (const long bytes = sysconf(what); bytes > 0) value = bytes;
-  };
-  ask(_SC_LEVEL1_DCACHE_SIZE, out.l1);
-  ask(_SC_LEVEL2_CACHE_SIZE, out.l2);
-  ask(_SC_LEVEL3_CACHE_SIZE, out.l3);
-  return out;
-}
-
 }  // namespace
 
 const char* name(Isa isa) {
@@ -135,11 +122,6 @@ Verdict can_run(Isa unit) {
 
 Vendor vendor() {
   static const Vendor found = detect_vendor();
-  return found;
-}
-
-const Caches& caches() {
-  static const Caches found = detect_caches();
   return found;
 }
 

@@ -5,6 +5,8 @@
 
 #include <moekit/status.hpp>
 
+#include "cpu/caches.hpp"
+
 namespace moekit::cpu {
 
 /// Units that kernels are compiled for; each contains those before it.
@@ -29,13 +31,5 @@ Verdict can_run(Isa unit);
 
 enum class Vendor : std::uint8_t { amd, intel, other };
 Vendor vendor();
-
-/// Data caches in bytes; guesses where the machine does not say.
-struct Caches {
-  std::int64_t l1 = 32 << 10;
-  std::int64_t l2 = 512 << 10;  ///< of one core
-  std::int64_t l3 = 0;          ///< of one domain; 0 = none
-};
-const Caches& caches();
 
 }  // namespace moekit::cpu
