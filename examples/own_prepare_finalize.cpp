@@ -1,7 +1,4 @@
 // A dispatcher of your own in front of the built-in experts: it passes rows on and counts where they go.
-#include <cmath>
-#include <cstdio>
-
 #include "tiny_layer.hpp"
 
 using namespace moekit;
@@ -47,9 +44,7 @@ static const PrepareFinalizeEntry kMine[] = {{"load_counter", &make, ActivationF
 int main() {
   const Plan plan =
       Plan::create({}, tiny_config(), {.prepare_finalize = "load_counter", .extra_prepare_finalize = kMine});
-  std::printf("%s\n", plan.explain(1).c_str());
-  const float y = run_tiny_layer(plan, {3, 1});
-  std::printf("y = %g; routes per expert: %ld %ld %ld %ld\n", static_cast<double>(y), g_load[0], g_load[1], g_load[2],
-              g_load[3]);
-  return g_load == std::vector<long>{0, 1, 0, 1} && std::abs(y - 2.64239f) < 1e-4f ? 0 : 1;
+  const int wrong = check_tiny_layer(plan, "load_counter", {3, 1});
+  std::printf("routes per expert: %ld %ld %ld %ld\n", g_load[0], g_load[1], g_load[2], g_load[3]);
+  return g_load == std::vector<long>{0, 1, 0, 1} ? wrong : 1;
 }

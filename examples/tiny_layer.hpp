@@ -1,13 +1,15 @@
 // The layer that the examples of own parts run: 4 experts, k = 2, K = 8, I = 4, f32, every weight a constant.
 #pragma once
-#include <cstdlib>
+#include <cmath>
+#include <cstdio>
+#include <memory>
 #include <moekit/moekit.hpp>
 #include <numeric>
+#include <string>
 #include <vector>
 
 inline moekit::LayerConfig tiny_config() {
   moekit::LayerConfig config{.num_experts = 4, .top_k = 2, .hidden = 8, .intermediate = 4, .dtype = moekit::DType::f32};
-  config.quant.a1.type = config.quant.a2.type = config.quant.w1.type = config.quant.w2.type = moekit::DType::f32;
   config.router.source = moekit::RouterSource::external;
   return config;
 }
@@ -30,3 +32,14 @@ inline float run_tiny_layer(const moekit::Plan& plan, const std::vector<std::int
   throw_if_failed(layer.forward(in, out, {.workspace = {static_cast<std::byte*>(aligned), space}}));
   return y[7];
 }
+
+/// Explains the plan, runs the layer; 0 if `part` is listed as chosen and the result is right, else 1.
+inline int check_tiny_layer(const moekit::Plan& plan, const std::string& part, const std::vector<std::int32_t>& ids) {
+  const std::string why = plan.explain(1);
+  const float y = run_tiny_layer(plan, ids);
+  std::printf("%s\ny = %g, should be 2.64239\n", why.c_str(), static_cast<double>(y));
+  return why.find("* " + part) != std::string::npos && std::abs(y - 2.64239f) < 1e-4f ? 0 : 1;
+}
+
+inline float dot(const float* a, const float* b, std::int64_t n) { return std::inner_product(a, a + n, b, 0.0f); }
+inline float silu(float x) { return x / (1.0f + std::exp(-x)); }

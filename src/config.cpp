@@ -76,6 +76,16 @@ Status validate_scores(const RouterConfig& router, std::int64_t num_experts, std
   return {};
 }
 
+/// Float activations keep at least what the rows have.
+Status validate_types(const LayerConfig& c) {
+  for (const auto& [desc, field] : {std::pair{c.quant.a1, "quant.a1.type"}, std::pair{c.quant.a2, "quant.a2.type"}})
+    if (is_float(desc.type) && desc.type != c.dtype && desc.type != DType::f32)
+      return bad(concat("[config] ", field, " is ", name(desc.type), ", which is narrower than the layer's rows, ",
+                        name(c.dtype)),
+                 concat("set quant = QuantSpec::plain(dtype), or the activations to f32 or ", name(c.dtype)), field);
+  return {};
+}
+
 }  // namespace
 
 const char* name(ActivationKind kind) {
@@ -297,6 +307,7 @@ Status validate(const LayerConfig& c) {
   if (Status s = validate(c.activation); !s.ok()) return s;
   if (Status s = validate(c.router, c.num_experts, c.top_k); !s.ok()) return s;
   if (Status s = validate(c.quant); !s.ok()) return s;
+  if (Status s = validate_types(c); !s.ok()) return s;
   if (c.shared.intermediate > kLargest)
     return bad(concat("[config] shared.intermediate is ", c.shared.intermediate, ", at most ", kLargest), "",
                "shared.intermediate");

@@ -17,6 +17,31 @@ TEST(config, a_plain_layer_is_valid_and_prints_its_shape_string) {
   EXPECT_EQ(shape_string(good()), "e8k2h64i96:bf16");
 }
 
+TEST(config, where_nothing_is_said_about_quantisation_everything_has_the_layers_type) {
+  const LayerConfig config{.num_experts = 8, .top_k = 2, .hidden = 64, .intermediate = 96, .dtype = DType::f32};
+  EXPECT_EQ(config.quant, QuantSpec::plain(DType::f32));
+  EXPECT_EQ(shape_string(config), "e8k2h64i96:f32");
+  EXPECT_EQ(good().quant, QuantSpec::plain(DType::bf16));
+}
+
+TEST(config, activations_narrower_than_the_layers_type_are_refused_not_rounded_silently) {
+  LayerConfig config = good();
+  for (DType type : {DType::f32, DType::f16}) {
+    config.dtype = type;  // the quantisation still says bf16
+    EXPECT_EQ(validate(config).field(), "quant.a1.type");
+    EXPECT_NE(validate(config).message().find("bf16"), std::string::npos) << validate(config).to_string();
+    EXPECT_NE(validate(config).message().find(name(type)), std::string::npos) << validate(config).to_string();
+    config.quant = QuantSpec::plain(type);
+    EXPECT_TRUE(validate(config).ok()) << validate(config).to_string();
+    config.quant = QuantSpec::plain(DType::bf16);
+  }
+  config = good();  // more exact than the rows: legal, and so are weights of another type
+  config.quant.a1.type = config.quant.a2.type = DType::f32;
+  EXPECT_TRUE(validate(config).ok()) << validate(config).to_string();
+  config.dtype = DType::f32;
+  EXPECT_TRUE(validate(config).ok()) << validate(config).to_string();
+}
+
 TEST(config, top_k_above_num_experts_is_refused) {
   LayerConfig config = good();
   config.top_k = 9;

@@ -211,6 +211,26 @@ TEST(kit_kernel, an_aborted_micro_batch_abandons_its_dispatch) {
   EXPECT_EQ(engine->abandoned, 1);
 }
 
+TEST(kit_kernel, an_aborted_micro_batch_drops_its_hook_before_it_abandons_what_the_hook_waits_for) {
+  for (int yields : {1, 2}) {  // aborted behind prepare, behind finalize
+    Log log;
+    Case c(3, 4, 2, 4);
+    const auto engine = std::make_shared<AsyncEngine>(make_dispatcher("single_rank"));
+    TestUbatch ubatch(log, 0);
+    ubatch.yields_before_abort = yields - 1;
+    ubatch.abort = true;
+    int abandoned_at_drop = -1;
+    ubatch.on_drop = [&] { abandoned_at_drop = engine->abandoned; };
+    const ModularKernel kernel(engine, affine(), nullptr, c.problem);
+    KernelOutput out = c.result();
+    EXPECT_EQ(run(kernel, c, out, &ubatch).code(), StatusCode::aborted);
+    EXPECT_TRUE(ubatch.registered.empty()) << "a hook would run on state that is gone";
+    EXPECT_EQ(abandoned_at_drop, 0);
+    EXPECT_EQ(engine->abandoned, 1);
+    EXPECT_EQ(log.back(), "drop");
+  }
+}
+
 TEST(kit_kernel, failing_experts_stop_the_call) {
   Case c(3, 4, 2, 4);
   const ModularKernel kernel(make_dispatcher("single_rank"),

@@ -196,6 +196,21 @@ TEST(kit_ubatch, a_single_micro_batch_runs_its_own_hook_once) {
   EXPECT_EQ(runs, 2);
 }
 
+TEST(kit_ubatch, a_dropped_hook_never_runs_and_others_stay) {
+  SingleUbatch ubatch;
+  int runs = 0, other = 0;
+  const auto hook = [](void* n) { return ++*static_cast<int*>(n), Status(); };
+  ubatch.drop_recv_hook(&runs);  // nothing is registered
+  ASSERT_TRUE(ubatch.register_recv_hook(hook, &runs).ok());
+  ubatch.drop_recv_hook(&runs);
+  EXPECT_TRUE(ubatch.maybe_run_recv_hook().ok());
+  EXPECT_EQ(runs, 0);
+  ASSERT_TRUE(ubatch.register_recv_hook(hook, &runs).ok());
+  ubatch.drop_recv_hook(&other);
+  EXPECT_TRUE(ubatch.maybe_run_recv_hook().ok());
+  EXPECT_EQ(runs, 1);
+}
+
 // ---- workspace pool ------------------------------------------------------------------------------------------------
 
 TEST(kit_workspace, locked_pool_refuses_to_grow_and_keeps_its_state) {

@@ -105,6 +105,9 @@ struct QuantSpec {
   float int8_divisor = 127.0f;
   bool operator==(const QuantSpec&) const = default;
 
+  /// Nothing quantised: weights and activations are `type`.
+  static QuantSpec plain(DType type) { return {{type, {}}, {type, {}}, {type, {}}, {type, {}}, 127.0f}; }
+
   bool weights_quantised() const { return !is_float(w1.type) || !is_float(w2.type); }
   bool activations_quantised() const { return !is_float(a1.type) || !is_float(a2.type); }
 };
@@ -143,7 +146,9 @@ struct LayerConfig {
   DType dtype = DType::bf16;      ///< of hidden and of the output: f32, bf16 or f16
   Activation activation{};
   RouterConfig router{};
-  QuantSpec quant{};
+  /// Where nothing is said: nothing is quantised. When dtype is assigned later, this must be, too: float activations
+  /// that are neither dtype nor f32 are refused.
+  QuantSpec quant = QuantSpec::plain(dtype);
   bool w1_bias = false;
   bool w2_bias = false;
   SharedExpertConfig shared{};

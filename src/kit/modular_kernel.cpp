@@ -14,7 +14,9 @@ Status await(Pending<T>& pending, UbatchContext* ubatch) {
   if (!pending.has_hook()) return {};
   if (!overlapping(ubatch)) return pending.run_hook();
   if (Status s = ubatch->register_recv_hook(pending.hook_function(), pending.state()); !s.ok()) return s;
-  return ubatch->yield();
+  Status status = ubatch->yield();
+  if (!status.ok()) ubatch->drop_recv_hook(pending.state());  // the result is abandoned: nobody may wait for it
+  return status;
 }
 
 }  // namespace

@@ -17,4 +17,8 @@ Status SingleUbatch::maybe_run_recv_hook() {
   return hook ? hook(std::exchange(state_, nullptr)) : Status();
 }
 
+void SingleUbatch::drop_recv_hook(void* state) {
+  if (hook_ && state_ == state) hook_ = nullptr, state_ = nullptr;
+}
+
 }  // namespace moekit::inline v0

@@ -90,6 +90,7 @@ class RecordingUbatch final : public UbatchContext {
   Status yield() override { return scene_.record("yield"), Status(); }
   Status register_recv_hook(Status (*)(void*), void*) override { return scene_.record("register_recv_hook"), Status(); }
   Status maybe_run_recv_hook() override { return scene_.record("maybe_run_recv_hook"), Status(); }
+  void drop_recv_hook(void*) override { scene_.record("drop_recv_hook"); }
   Status switch_to(Lane) override { return {}; }
 
  private:

@@ -2,6 +2,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "support/kit_doubles.hpp"
 
 namespace moekit::testing {
@@ -34,16 +36,27 @@ class TestUbatch final : public UbatchContext {
   bool enabled() const override { return true; }
   Status yield() override {
     log_.push_back("yield");
-    return abort ? Status(StatusCode::aborted, "[ubatch] another micro-batch failed") : Status();
+    const bool aborts = abort && yields_before_abort-- <= 0;
+    if (!aborts) registered.clear();  // the next micro-batch ran them
+    return aborts ? Status(StatusCode::aborted, "[ubatch] another micro-batch failed") : Status();
   }
   Status register_recv_hook(Status (*hook)(void*), void* state) override {
     log_.push_back("register");
-    (void)hook, (void)state;
+    EXPECT_NE(hook, nullptr);
+    registered.push_back(state);
     return {};
+  }
+  void drop_recv_hook(void* state) override {
+    log_.push_back("drop");
+    std::erase(registered, state);
+    if (on_drop) on_drop();
   }
   Status maybe_run_recv_hook() override { return log_.push_back("maybe_run"), Status(); }
   Status switch_to(Lane) override { return {}; }
   bool abort = false;
+  int yields_before_abort = 0;
+  std::vector<void*> registered;  // with the next micro-batch, not yet run
+  std::function<void()> on_drop;
 
  private:
   Log& log_;

@@ -36,7 +36,7 @@ class Guarded {
 inline LayerConfig small_config(DType dtype = DType::f32) {
   LayerConfig config;
   config.num_experts = 8, config.top_k = 2, config.hidden = 40, config.intermediate = 24, config.dtype = dtype;
-  config.quant.a1 = config.quant.a2 = config.quant.w1 = config.quant.w2 = {dtype, {}};
+  config.quant = QuantSpec::plain(dtype);
   config.router.renormalise = true;
   return config;
 }
