@@ -1,5 +1,6 @@
 // AVX2, FMA, F16C. 16 registers: f32 tiles of 6 rows × 2 vectors of 8 columns, or up to 2 rows × 4; i32 tiles of 3 × 4.
 #include "cpu/simd/avx2.hpp"
+#include "experts/cpu/unit_e4m3.hpp"
 #include "experts/cpu/unit_gemm.hpp"
 #include "experts/cpu/unit_rows.hpp"
 
@@ -106,6 +107,7 @@ constexpr Unit make() {
   unit.name = "avx2";
   unit.i8_a_bytes = 2;
   fill_gemm<V, Shape>(unit);
+  fill_e4m3<V, Shape>(unit);
   unit.gemm[static_cast<int>(Gemm::i8)] = gemm_i8;
   unit.pack_i8 = pack_i8;
   fill_rows<V>(unit);

@@ -3,6 +3,7 @@
 // nothing but the row.
 #include "cpu/simd/avx512.hpp"
 #include "experts/cpu/unit_avx512_i8.hpp"
+#include "experts/cpu/unit_e4m3.hpp"
 #include "experts/cpu/unit_gemm.hpp"
 #include "experts/cpu/unit_rows.hpp"
 
@@ -70,6 +71,7 @@ constexpr Unit make() {
   unit.name = "avx512_bf16";
   unit.has_bf16_dot = true;
   fill_gemm<simd::Avx512, ShapeAvx512>(unit);
+  fill_e4m3<simd::Avx512, ShapeAvx512>(unit);
   fill_i8_vnni(unit);
   unit.gemm[static_cast<int>(Gemm::bf16_dot)] = gemm_dot;
   fill_rows<simd::Avx512>(unit);

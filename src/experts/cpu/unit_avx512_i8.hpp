@@ -7,11 +7,8 @@ namespace moekit::cpu {
 namespace {
 
 struct ShapeAvx512 {
-  static constexpr int kRows = 6, kStreamRows = 6, kStreams = 4;
+  static constexpr int kRows = 12, kStreamRows = 6, kStreams = 4;
   static constexpr int vectors(int) { return 2; }
-};
-struct ShapeVnni {
-  static constexpr int kRows = 6;
 };
 
 /// The instruction wants unsigned activations: a + 128; settle() takes 128 times the column sums off again.
@@ -73,7 +70,7 @@ inline void gemm_vnni(const BlockArgs& g) {
   if (g.panels == 4) return stream_vnni<4>(g);
   if (g.panels == 3) return stream_vnni<3>(g);
   if (g.panels == 2) return stream_vnni<2>(g);
-  over_rows<ShapeVnni>(g, [&](auto rows, int64_t row) { tile_vnni<rows.value>(g, row); });
+  over_rows<ShapeAvx512>(g, [&](auto rows, int64_t row) { tile_vnni<rows.value>(g, row); });
 }
 
 constexpr void fill_i8_vnni(Unit& unit) {

@@ -1,5 +1,6 @@
 // Vectors of 4 by the compiler's own means: SSE2 or NEON. Product and sum round apart (no FMA is assumed).
 #include "cpu/simd/portable.hpp"
+#include "experts/cpu/unit_e4m3.hpp"
 #include "experts/cpu/unit_gemm.hpp"
 #include "experts/cpu/unit_rows.hpp"
 
@@ -51,6 +52,7 @@ constexpr Unit make() {
   unit.name = "portable";
   unit.i8_a_bytes = 1;
   fill_gemm<V, Shape>(unit);
+  fill_e4m3<V, Shape>(unit);
   unit.gemm[static_cast<int>(Gemm::i8)] = gemm_i8;
   unit.pack_i8 = pack_i8;
   fill_rows<V>(unit);
