@@ -46,7 +46,7 @@ void tile_i8(const BlockArgs& g, int64_t row) {
   for (int r = 0; r < MR; ++r) a[r] = reinterpret_cast<const int*>(g.a + (row + r) * g.lda);
   Prefetch ahead = share_of_next(g, row, MR, 0, 1, g.k);
   for (int64_t at = 0; at < g.k / 2; at += 2, b += 4 * kC) {
-    if (at % (kPrefetchStep / 2) == 0) ahead.step();
+    if (at % (prefetch_step(MR) / 2) == 0) ahead.step();
 #pragma GCC unroll 16
     for (int j = 0; j < kVectors; ++j) {
       const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b) + j);

@@ -29,7 +29,7 @@ void tile_vnni(const BlockArgs& g, int64_t row) {
   const char* a = g.a + row * g.lda;
   Prefetch ahead = share_of_next(g, row, MR, 0, 1, g.k);
   for (int64_t k = 0; k < g.k; k += 4, b += 4 * kC, a += 4) {
-    if (k % kPrefetchStep == 0) ahead.step();
+    if (k % prefetch_step(MR) == 0) ahead.step();
     const __m512i low = _mm512_loadu_si512(b), high = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {

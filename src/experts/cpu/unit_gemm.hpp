@@ -53,16 +53,17 @@ struct Prefetch {
     for (; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
   }
 };
-inline constexpr int64_t kPrefetchStep = 32;  // k between two calls of step()
+/// k between two calls of step(): high tiles take longer for one.
+constexpr int64_t prefetch_step(int rows) { return rows > 6 ? 8 : 32; }
 
 /// Pass `pass` of `passes` over the rows [row, row + rows): its share of the next piece.
-inline Prefetch share_of_next(const BlockArgs& g, int64_t row, int64_t rows, int64_t pass, int64_t passes, int64_t k) {
+inline Prefetch share_of_next(const BlockArgs& g, int64_t row, int rows, int64_t pass, int64_t passes, int64_t k) {
   Prefetch out;
   if (!g.next) return out;
   const int64_t lines = (g.next_bytes + 63) / 64, whole = g.rows * passes, first = row * passes + pass * rows;
   out.at = g.next + lines * first / whole * 64;
   out.end = g.next + lines * (first + rows) / whole * 64;
-  const int64_t steps = (k + kPrefetchStep - 1) / kPrefetchStep;
+  const int64_t steps = (k + prefetch_step(rows) - 1) / prefetch_step(rows);
   out.per_step = ((out.end - out.at) / 64 + steps - 1) / steps * 64;
   return out;
 }
@@ -102,9 +103,10 @@ struct Tile {
   }
   template <class W>
   void multiply(const char* b, int j0, const float* a, int64_t lda, int64_t k, Prefetch& ahead) {
-    for (int64_t k0 = 0; k0 < k; k0 += kPrefetchStep, b += kPrefetchStep / W::kp * W::kBytes, a += kPrefetchStep) {
+    constexpr int64_t step = prefetch_step(MR);
+    for (int64_t k0 = 0; k0 < k; k0 += step, b += step / W::kp * W::kBytes, a += step) {
       ahead.step();
-      multiply_step<W>(b, j0, a, lda, k - k0 < kPrefetchStep ? k - k0 : kPrefetchStep);
+      multiply_step<W>(b, j0, a, lda, k - k0 < step ? k - k0 : step);
     }
   }
   template <class W>
