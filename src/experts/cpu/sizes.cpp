@@ -12,14 +12,16 @@ constexpr std::int64_t kGatherBytes = 3 << 20;
 
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
 
-/// 16 KiB of weights: with the rows of a tile they stay in L1 while all row tiles pass over them.
+/// 16 KiB of weights (32 KiB of f32 where L1 holds 48): with the rows of a tile they stay in L1 while all row tiles pass
+/// over them.
 std::int64_t block_k(Gemm gemm) {
   switch (gemm) {
     case Gemm::i8: return 512;
     case Gemm::bf16:
     case Gemm::f16:
     case Gemm::bf16_dot: return 256;
-    default: return 128;
+    case Gemm::e4m3: return kScaleGroup;
+    default: return caches().l1 >= (48 << 10) ? 256 : 128;
   }
 }
 std::int64_t row_element(const Unit& unit, Gemm gemm) {
