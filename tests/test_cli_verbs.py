@@ -455,6 +455,20 @@ class CommandLine(unittest.TestCase):
         self.assertGreater(pair["b_over_a_median"], 0)
         self.assertEqual({r["impl"] for r in found if r["schema"] == "moekit.bench/1"}, {"reference", "cpu.portable"})
 
+    def test_bench_with_gaps_shows_the_tail_beside_that_of_a_plain_read(self):
+        args = ["bench", SMALL, "--tokens", "1", "--gap-ms", "0.5", "--seconds", "0.02"]
+        gap, = [r for r in records(self.expect(0, *args, "--json")) if r["schema"] == "moekit.bench.gap/1"]
+        self.assertEqual((gap["calls"], gap["gap_ms"]), (400, 0.5))
+        self.assertLessEqual(gap["p50_us"], gap["p99_us"])
+        self.assertLessEqual(gap["p99_us"], gap["max_us"])
+        self.assertAlmostEqual(gap["p99_over_median"] * gap["p50_us"] / gap["p99_us"], 1, 3)
+        self.assertAlmostEqual(gap["probe_p99_over_median"] * gap["probe_p50_us"] / gap["probe_p99_us"], 1, 3)
+        self.assertAlmostEqual(gap["tail_over_probe"] * gap["probe_p99_over_median"] / gap["p99_over_median"], 1, 3)
+        self.assertAlmostEqual((gap["wake_us"] + gap["back_to_back_us"]) / gap["p50_us"], 1, 3)
+        out = self.expect(0, *args).stdout
+        for word in ["400 calls", "p50", "p99", "max", "to wake up", "plain read", "ratio"]:
+            self.assertIn(word, out)
+
     def test_trace_round_trip(self):
         csv = self.path("r.csv")
         self.expect(0, "run", TINY, "--layer", "1", "--tokens", "7", "--routing-out", csv)

@@ -93,10 +93,16 @@ struct Probes {
 };
 Samples measure(const BenchJob& job, const BenchInput& input, const Probes& probes, Contender& a, Contender* b);
 
+/// Calls with sleep between them, in turn with plain reads of as many bytes: by all threads, and by one thread its
+/// share.
 struct GapResult {
   double gap_ms = 0;
-  Summary gapped, probe;
+  Summary gapped, probe, probe_alone;
   double back_to_back_us = 0;
+  static double tail(const Summary& of) { return of.median > 0 ? of.p99 / of.median : 0; }  ///< p99 / p50
+  double wake_us() const { return gapped.median - back_to_back_us; }
+  /// How much longer the layer's tail is than the machine's: its p99 / p50 over that of the read by all threads.
+  double tail_over_probe() const { return tail(probe) > 0 ? tail(gapped) / tail(probe) : 0; }
 };
 GapResult measure_gaps(const BenchJob& job, const BenchInput& input, const Probes& probes, Contender& a,
                        double back_to_back_us);

@@ -52,19 +52,23 @@ GapResult measure_gaps(const BenchJob& job, const BenchInput& input, const Probe
   out.back_to_back_us = back_to_back_us;
   Buffer y(job.config.dtype, {input.tokens, job.config.hidden});
   const auto gap = std::chrono::duration<double, std::milli>(job.args.gap_ms);
-  const auto probe_bytes =
-      std::max<std::int64_t>(1 << 16, static_cast<std::int64_t>(input.work.bytes) / job.executor->concurrency());
-  std::vector<double> calls, plain;
+  const int threads = job.executor->concurrency();
+  const std::int64_t probe_bytes =
+      std::max<std::int64_t>(threads * std::int64_t{1 << 16}, static_cast<std::int64_t>(input.work.bytes));
+  std::vector<double> calls, together, alone;
   Progress progress(format("every %g ms, %lld tokens", job.args.gap_ms, static_cast<long long>(input.tokens)), kCalls);
   for (int i = 0; i < kCalls && !interrupted(); ++i) {
     std::this_thread::sleep_for(gap);
     calls.push_back(a.call_us(input.view(), y.tensor));
     std::this_thread::sleep_for(gap);
-    plain.push_back(probes.read->alone_us(probe_bytes));
+    together.push_back(probes.read->together_us(probe_bytes));
+    std::this_thread::sleep_for(gap);
+    alone.push_back(probes.read->alone_us(probe_bytes / threads));
     progress.step();
   }
   out.gapped = summarise(calls);
-  out.probe = summarise(plain);
+  out.probe = summarise(together);
+  out.probe_alone = summarise(alone);
   return out;
 }
 

@@ -74,11 +74,30 @@ std::string bench_gap_record(const BenchJob& job, const BenchRow& row) {
       .set("p99_us", gap.gapped.p99)
       .set("max_us", gap.gapped.max)
       .set("back_to_back_us", gap.back_to_back_us)
-      .set("wake_us", gap.gapped.median - gap.back_to_back_us)
-      .set("p99_over_median", gap.gapped.median > 0 ? gap.gapped.p99 / gap.gapped.median : 0)
-      .set("probe_p99_over_median", gap.probe.median > 0 ? gap.probe.p99 / gap.probe.median : 0)
+      .set("wake_us", gap.wake_us())
+      .set("p99_over_median", GapResult::tail(gap.gapped))
+      .set("probe_p50_us", gap.probe.median)
+      .set("probe_p99_us", gap.probe.p99)
+      .set("probe_p99_over_median", GapResult::tail(gap.probe))
+      .set("probe_alone_p99_over_median", GapResult::tail(gap.probe_alone))
+      .set("tail_over_probe", gap.tail_over_probe())
       .dump();
 }
+
+namespace {
+void print_gap(const BenchRow& row) {
+  const GapResult& gap = *row.gap;
+  print(format("%lld tokens, %lld calls, one every %g ms: p50 %s, p99 %s, max %s; %s to wake up",
+               static_cast<long long>(row.tokens), static_cast<long long>(gap.gapped.samples), gap.gap_ms,
+               format_us(gap.gapped.median).c_str(), format_us(gap.gapped.p99).c_str(),
+               format_us(gap.gapped.max).c_str(), format_us(std::max(0.0, gap.wake_us())).c_str()));
+  print(
+      format("  p99/p50 %.2f; of a plain read by all threads in turn with the calls %.2f (p50 %s, p99 %s), by one "
+             "%.2f; ratio %.2f",
+             GapResult::tail(gap.gapped), GapResult::tail(gap.probe), format_us(gap.probe.median).c_str(),
+             format_us(gap.probe.p99).c_str(), GapResult::tail(gap.probe_alone), gap.tail_over_probe()));
+}
+}  // namespace
 
 void print_bench_table(const BenchJob& job, const std::vector<BenchRow>& rows) {
   if (rows.empty()) return;
@@ -108,14 +127,7 @@ void print_bench_table(const BenchJob& job, const std::vector<BenchRow>& rows) {
                  static_cast<long long>(row.tokens), row.vs.c_str(), row.ratio->median, row.impl.c_str(),
                  static_cast<long long>(row.ratio->samples), row.ratio_p10, row.ratio->p90));
   for (const BenchRow& row : rows)
-    if (row.gap)
-      print(format(
-          "%lld tokens, a call every %g ms: p50 %s, p99 %s, max %s; %s to wake up; p99/p50 %.2f, of a plain read "
-          "%.2f",
-          static_cast<long long>(row.tokens), row.gap->gap_ms, format_us(row.gap->gapped.median).c_str(),
-          format_us(row.gap->gapped.p99).c_str(), format_us(row.gap->gapped.max).c_str(),
-          format_us(std::max(0.0, row.gap->gapped.median - row.gap->back_to_back_us)).c_str(),
-          row.gap->gapped.p99 / row.gap->gapped.median, row.gap->probe.p99 / row.gap->probe.median));
+    if (row.gap) print_gap(row);
 }
 
 std::string bench_svg(const BenchJob& job, const std::vector<BenchRow>& rows) {

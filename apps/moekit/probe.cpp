@@ -96,7 +96,14 @@ const std::byte* ReadProbe::next(std::int64_t bytes) {
 
 double ReadProbe::gbps() {
   const int threads = executor_.concurrency();
-  ReadJob job{next(slice_), slice_ / threads / 4096 * 4096};
+  const auto read = static_cast<double>(slice_ / threads / 4096 * 4096 * threads);
+  return read / together_us(slice_) * 1e-3;
+}
+
+double ReadProbe::together_us(std::int64_t bytes) {
+  const int threads = executor_.concurrency();
+  bytes = std::min(bytes, static_cast<std::int64_t>(memory_.size()));
+  ReadJob job{next(bytes), bytes / threads / 4096 * 4096};
   const double start = now_s();
   executor_.run(
       threads,
@@ -105,7 +112,7 @@ double ReadProbe::gbps() {
         g_sink.fetch_add(sum(mine->data + i * mine->part, mine->part), std::memory_order_relaxed);
       },
       &job);
-  return static_cast<double>(job.part) * threads / (now_s() - start) * 1e-9;
+  return (now_s() - start) * 1e6;
 }
 
 double ReadProbe::alone_us(std::int64_t bytes) {

@@ -15,6 +15,8 @@ class ReadProbe {
   /// @param span_bytes  how much memory the slices rotate over; several times the last-level cache
   ReadProbe(Executor& executor, std::int64_t span_bytes, std::int64_t slice_bytes);
   double gbps();  ///< one slice
+  /// One slice of `bytes` with all threads; microseconds.
+  double together_us(std::int64_t bytes);
   /// One slice of `bytes` on the calling thread alone; microseconds.
   double alone_us(std::int64_t bytes);
 
