@@ -469,6 +469,21 @@ class CommandLine(unittest.TestCase):
         for word in ["400 calls", "p50", "p99", "max", "to wake up", "plain read", "ratio"]:
             self.assertIn(word, out)
 
+    def test_bench_batched_against_standard_at_equal_rows(self):
+        for weights in ["bf16", "f32"]:
+            found = records(self.expect(0, "bench", "e6k2h96i64", "--weights", weights, "--batched", "--tokens", "3,17",
+                                        "--seconds", "0.05", "--json"))
+            self.assertEqual([(r["schema"], r["tokens"], r["rows_per_expert"]) for r in found],
+                             [("moekit.bench.batched/1", 3, 1), ("moekit.bench.batched/1", 17, 6)])
+            for record in found:
+                self.assertEqual("cpu_batched" + record["standard"][3:], record["batched"])
+                self.assertGreater(record["batched_over_standard"], 0)
+                self.assertIs(record["verified"], True)
+        self.assertIn("times as long", self.expect(0, "bench", SMALL, "--batched", "--tokens", "2", "--seconds", "0.05").stdout)
+        self.expect(2, "bench", SMALL, "--batched", "--vs", "reference")
+        self.expect(4, "bench", "e4k2h64i32:int8", "--batched")
+        self.expect(4, "bench", SMALL, "--batched", "--impl", "reference")
+
     def test_trace_round_trip(self):
         csv = self.path("r.csv")
         self.expect(0, "run", TINY, "--layer", "1", "--tokens", "7", "--routing-out", csv)

@@ -207,6 +207,7 @@ void add_bench(CLI::App& app, All& all, ExamplesFirst& help) {
   add_threads(*verb, args.threads);
   add_device(*verb, args.device);
   add_determinism(*verb, args.determinism);
+  verb->add_flag("--batched", args.batched, "the experts alone: batched rows against standard ones, equally many");
   verb->add_option("--gap-ms", args.gap_ms, "sleep between calls; reports the tail and the wake-up cost")
       ->type_name("MS")
       ->check(between(0, 1e6));

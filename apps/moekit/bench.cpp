@@ -275,6 +275,13 @@ Exit run_bench(const BenchArgs& args) {
     throw Error(StatusCode::unsupported, "[bench] no peer is built in, so not " + *all.peer, "leave --peer out");
   if (!all.svg.empty()) require_output(all.svg);
   install_interrupt_handler();
+  if (all.batched) {
+    if (all.vs || all.routing || all.gap_ms >= 0 || !all.svg.empty())
+      throw UsageError("--batched compares equal rows: it goes without --vs, --routing, --gap-ms and --svg");
+    const BenchJob job = make_job(all, subject);
+    const PinnedThreads pins(*job.executor);
+    return bench_batched(job);
+  }
   return Bench(all, subject).run();
 }
 

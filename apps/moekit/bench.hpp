@@ -29,6 +29,8 @@ struct BenchJob {
 };
 /// The plan of one implementation (empty: the plan's choice), without weights.
 Plan plan_for(const BenchJob& job, const std::string& impl);
+/// The experts alone: batched rows against standard ones, as many per expert, A, B, A, B.
+Exit bench_batched(const BenchJob& job);
 
 /// The same rows for every implementation.
 struct BenchInput {

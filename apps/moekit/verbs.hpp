@@ -72,6 +72,7 @@ struct BenchArgs {
   std::optional<std::string> routing;      ///< absent: uniform
   std::optional<std::string> determinism;  ///< absent: fast
   std::optional<int> threads;
+  bool batched = false;               ///< the experts alone, batched against standard
   double gap_ms = -1;                 ///< ≥ 0: sleep between calls, report the tail and the wake-up cost
   double seconds = 1.0;               ///< measuring time per row
   std::optional<std::uint64_t> seed;  ///< absent: 1
