@@ -484,6 +484,34 @@ class CommandLine(unittest.TestCase):
         self.expect(4, "bench", "e4k2h64i32:int8", "--batched")
         self.expect(4, "bench", SMALL, "--batched", "--impl", "reference")
 
+    def test_measuring_script_covers_every_layer_and_names_missed_bars(self):
+        fake, out = self.path("moekit"), self.path("out.json")
+        with open(fake, "w") as file:  # every figure at 0.78, but nothing at all for one cell
+            file.write(f"#!{sys.executable}\n" + """
+import json, sys
+if sys.argv[2] == "e8k2h4096i14336" and "f32" in sys.argv: sys.exit(5)
+kind = "batched/1" if "--batched" in sys.argv else "gap/1" if "--gap-ms" in sys.argv else "1"
+print(json.dumps({"schema": "moekit.bench" + ("/" if kind == "1" else ".") + kind, "impl": "i", "batched": "b", "frac_floor": 0.78,
+                  "batched_over_standard": 1.2, "p99_over_median": 2.4, "probe_p99_over_median": 2.3, "median_us": 1,
+                  "ceiling_gbps": 1, "ceiling_gflops": 1, "batched_us": 1, "p50_us": 1, "wake_us": 1, "max_us": 1}))
+""")
+        os.chmod(fake, 0o755)
+        done = subprocess.run([sys.executable, os.path.join(SOURCE, "scripts", "bench"), "--moekit", fake, "--processes", "1",
+                               "--out", out], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        lines = done.stdout.splitlines()
+        schemes = [("bf16", 1), ("bf16", 512), ("f32", 512), ("int8", 512), ("fp8_block128", 1)]
+        for shape in ["e128k8h2048i768", "e32k8h1024i512", "e8k2h4096i14336"]:
+            for weights, tokens in schemes:
+                line, = [line for line in lines if line.startswith(f"{shape}:{weights} {tokens} ")]
+                want = ("no figure" if (shape, weights) == ("e8k2h4096i14336", "f32") else
+                        "MISSED" if tokens == 1 else "ok")
+                self.assertIn(want, line)
+            self.assertIn("1.100  MISSED", next(line for line in lines if line.startswith("batched " + shape)))
+        self.assertIn("2.530  ok", next(line for line in lines if line.startswith("gap ")))
+        self.assertRegex(lines[-1], "^10 bars met, 9 missed: .*, 1 without a figure: e8k2h4096i14336:f32 512$")
+        self.assertEqual(len(read_text(out).splitlines()), 19)
+
     def test_trace_round_trip(self):
         csv = self.path("r.csv")
         self.expect(0, "run", TINY, "--layer", "1", "--tokens", "7", "--routing-out", csv)
