@@ -14,16 +14,6 @@ struct WeightE4m3 {
   }
 };
 
-/// The same by integer operations alone: value · 2^-120, subnormal for codes below 2^-6. Half the work where the
-/// processor multiplies subnormals at full speed; the caller brings the missing 2^112.
-template <class V>
-struct WeightE4m3Shifted {
-  static constexpr int kp = 1, kBytes = kC;
-  static typename V::F value(const char* b, int j, int) {
-    const typename V::U wide = (typename V::U)V::load_i8(reinterpret_cast<const int8_t*>(b) + j * V::width);
-    return (typename V::F)((wide << 20) & 0x87f00000u);
-  }
-};
 /// One group after the other, each summed from zero.
 template <class V, class W, int MR, int NV>
 void multiply_groups(const BlockArgs& g, int64_t row) {
@@ -49,17 +39,14 @@ void multiply_groups(const BlockArgs& g, int64_t row) {
   }
 }
 
-template <class V, class W, int S>
+template <class V, int S>
 void stream_groups(const BlockArgs& g) {
-  constexpr bool shifted = !__is_same(W, WeightE4m3<V>);
   for (int i = 0; i < S * kC; ++i) g.c[i] = 0;
   for (int64_t group = 0, k0 = 0; k0 < g.k; ++group, k0 += kScaleGroup) {
     const int64_t k = g.k - k0 < kScaleGroup ? g.k - k0 : kScaleGroup;
-    Streams<V, W, S> streams;
-    const float* a = reinterpret_cast<const float*>(g.a) + k0;
-    // value · 2^-120 times activation · 2^8 · 2^104: the sum is that of the other form times 2^-8, bit for bit
-    streams.multiply(g.b + k0 * W::kBytes, g.panel_stride, a, k, g.ahead, shifted ? 0x1p104f : 1.0f);
-    const float row = (g.a_scale ? g.a_scale[group] : kE4m3Shift) * (shifted ? 256.0f : 1.0f);
+    Streams<V, WeightE4m3<V>, S> streams;
+    streams.multiply(g.b + k0 * kC, g.panel_stride, reinterpret_cast<const float*>(g.a) + k0, k, g.ahead);
+    const float row = g.a_scale ? g.a_scale[group] : kE4m3Shift;
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s)
 #pragma GCC unroll 8
@@ -71,52 +58,65 @@ void stream_groups(const BlockArgs& g) {
   }
 }
 
-/// stream_groups with WeightE4m3Shifted for vectors of one row of a panel, bit for bit: 32 codes are read as 8 lanes of
-/// four and decoded in place, without the shuffles of a sign extension. Vector j then holds the columns 4 i + j, and so
-/// does C until the last group is done.
+/// The sums of one group of S panels; vector j of a panel holds the columns kWays · i + j.
 template <class V, int S>
-void stream_quads(const BlockArgs& g) {
-  typedef typename V::F F;
-  typedef typename V::U U;
-  typedef short Halves __attribute__((vector_size(sizeof(U))));
-  static_assert(V::width == 8);
+struct CodeStreams {
+  static constexpr int kWays = kC / V::width, kBytes = V::codes_k * kC;
+  typename V::F sum[S][kWays];
+
+  /// a[0, k): activations times codes_lift.
+  void multiply(const char* b, int64_t stride, const float* a, int64_t k, int64_t ahead) {
+#pragma GCC unroll 4
+    for (int s = 0; s < S; ++s)
+#pragma GCC unroll 4
+      for (int j = 0; j < kWays; ++j) sum[s][j] = typename V::F{};
+    int64_t at = 0;
+    for (; at + V::codes_k <= k; at += V::codes_k, b += kBytes)
+#pragma GCC unroll 4
+      for (int s = 0; s < S; ++s) {
+        __builtin_prefetch(b + s * stride + ahead, 0, 3);
+        V::each_e4m3(reinterpret_cast<const uint8_t*>(b + s * stride),
+                     [&](int p, int j, typename V::F w) { sum[s][j] = V::fma(V::set1(a[at + p]), w, sum[s][j]); });
+      }
+    if (at == k) return;
+    for (int s = 0; s < S; ++s) {  // the last k alone: its codes, then zeros that nobody uses
+      uint8_t rest[kBytes] = {};
+      for (int i = 0; i < kC; ++i) rest[i] = static_cast<uint8_t>(b[s * stride + i]);
+      V::each_e4m3(rest, [&](int p, int j, typename V::F w) {
+        if (p == 0) sum[s][j] = V::fma(V::set1(a[at]), w, sum[s][j]);
+      });
+    }
+  }
+};
+
+/// stream_groups where codes are decoded in place, bit for bit the same. C too is in the order of CodeStreams until the
+/// last group is done.
+template <class V, int S>
+void stream_codes(const BlockArgs& g) {
+  constexpr int kWays = kC / V::width;
   for (int i = 0; i < S * kC; ++i) g.c[i] = 0;
   for (int64_t group = 0, k0 = 0; k0 < g.k; ++group, k0 += kScaleGroup) {
     const int64_t k = g.k - k0 < kScaleGroup ? g.k - k0 : kScaleGroup;
     float a[kScaleGroup];
-    for (int64_t at = 0; at < k; ++at) a[at] = reinterpret_cast<const float*>(g.a)[k0 + at] * 0x1p104f;
-    const char* b = g.b + k0 * kC;
-    F sum[S][4] = {};
-    for (int64_t at = 0; at < k; ++at, b += kC) {
-      const F x = V::set1(a[at]);
-#pragma GCC unroll 4
-      for (int s = 0; s < S; ++s) {
-        const U four = (U)V::load_i32(reinterpret_cast<const int32_t*>(b + s * g.panel_stride));
-        U two = (U)((Halves)(four << 8) >> 4);
-        sum[s][2] = V::fma(x, (F)(two & 0x87f00000u), sum[s][2]);
-        sum[s][0] = V::fma(x, (F)((two << 16) & 0x87f00000u), sum[s][0]);
-        two = (U)((Halves)four >> 4);
-        sum[s][3] = V::fma(x, (F)(two & 0x87f00000u), sum[s][3]);
-        sum[s][1] = V::fma(x, (F)((two << 16) & 0x87f00000u), sum[s][1]);
-      }
-    }
-    const float row = g.a_scale[group] * 256.0f;
-#pragma GCC unroll 4
+    for (int64_t at = 0; at < k; ++at) a[at] = reinterpret_cast<const float*>(g.a)[k0 + at] * V::codes_lift;
+    CodeStreams<V, S> streams;
+    streams.multiply(g.b + k0 * kC, g.panel_stride, a, k, g.ahead);
+    const float row = (g.a_scale ? g.a_scale[group] : kE4m3Shift) * V::codes_drop;
     for (int s = 0; s < S; ++s) {
-      const float* of = g.b_scale + s * g.b_scale_stride + 2 * group;
-      const float low = row * of[0], high = row * of[1];
-      const F scale = {low, low, low, low, high, high, high, high};
+      float scale[V::width];
+      for (int i = 0; i < V::width; ++i)
+        scale[i] = row * g.b_scale[s * g.b_scale_stride + 2 * group + i * kWays / kHalfPanel];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < kWays; ++j) {
         float* c = g.c + s * kC + j * V::width;
-        V::store(c, V::fma(sum[s][j], scale, V::load(c)));
+        V::store(c, V::fma(streams.sum[s][j], V::load(scale), V::load(c)));
       }
     }
   }
   for (int s = 0; s < S; ++s) {
-    float at[kC];
-    for (int i = 0; i < kC; ++i) at[i] = g.c[s * kC + i];
-    for (int i = 0; i < kC; ++i) g.c[s * kC + i] = at[i % 4 * V::width + i / 4];
+    float c[kC];
+    for (int i = 0; i < kC; ++i) c[i] = g.c[s * kC + i];
+    for (int i = 0; i < kC; ++i) g.c[s * kC + i] = c[i % kWays * V::width + i / kWays];
   }
 }
 
@@ -134,14 +134,12 @@ void expand(const char* b, int64_t k, float* out) {
 /// operations as without.
 template <class V, class Shape>
 void gemm_e4m3(const BlockArgs& g) {
-  const bool shifted = g.fast_subnormals && g.a_scale != nullptr;  // other activations could overflow
   auto stream = [&](auto count) {
     constexpr int S = count.value;
-    if (!shifted) return stream_groups<V, WeightE4m3<V>, S>(g);
-    if constexpr (V::width == 8)
-      stream_quads<V, S>(g);
-    else
-      stream_groups<V, WeightE4m3Shifted<V>, S>(g);
+    if constexpr (V::width == 16) return stream_codes<V, S>(g);
+    if constexpr (V::width == 8)  // subnormal weights; and activations that are no codes could overflow
+      if (g.fast_subnormals && g.a_scale) return stream_codes<V, S>(g);
+    stream_groups<V, S>(g);
   };
   if constexpr (Shape::kStreams >= 4)
     if (g.panels == 4) return stream(Rows<4>{});

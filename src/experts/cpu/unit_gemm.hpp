@@ -164,7 +164,7 @@ struct Streams {
   static constexpr int kVectors = kC / V::width;
   typename V::F sum[S][kVectors];
 
-  void multiply(const char* b, int64_t stride, const float* a, int64_t k, int64_t ahead, float factor = 1.0f) {
+  void multiply(const char* b, int64_t stride, const float* a, int64_t k, int64_t ahead) {
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s)
 #pragma GCC unroll 8
@@ -176,7 +176,7 @@ struct Streams {
         for (int line = 0; line < W::kBytes; line += 64) __builtin_prefetch(b + s * stride + ahead + line, 0, 3);
 #pragma GCC unroll 4
       for (int p = 0; p < W::kp; ++p) {
-        const typename V::F x = V::set1(factor == 1.0f ? a[at + p] : a[at + p] * factor);
+        const typename V::F x = V::set1(a[at + p]);
 #pragma GCC unroll 4
         for (int s = 0; s < S; ++s)
 #pragma GCC unroll 8
