@@ -176,6 +176,20 @@ TEST(Bench, prints_no_row_for_a_wrong_result) {
   EXPECT_NE(err.find("e4k2h64i32:bf16"), std::string::npos) << err;
 }
 
+TEST(BenchCopies, are_as_many_as_keep_weights_cold_and_no_more_than_calls) {
+  constexpr double kMiB = 1048576;
+  EXPECT_GE(copies_needed(64 * kMiB, 8 * kMiB, 1 << 20), 16);  // at least 1 GiB altogether
+  EXPECT_EQ(copies_needed(0.01 * kMiB, 0.01 * kMiB, 28), 28);
+  EXPECT_EQ(copies_needed(8192 * kMiB, 4096 * kMiB, 28), 1);
+  BenchArgs args;
+  args.seconds = 0.01;
+  EXPECT_EQ(most_calls(args), 28);
+  args.gap_ms = 10;
+  EXPECT_EQ(most_calls(args), 428);
+  args.seconds = 600;
+  EXPECT_EQ(most_calls(args), 3408);
+}
+
 std::string bits_of(const ExpertsEntry& entry, Exit expected) {
   VerifyArgs args;
   args.subject = "e4k2h64i32:bf16";

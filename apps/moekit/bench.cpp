@@ -170,7 +170,7 @@ class Bench {
     const double pack = static_cast<double>(plan.pack_format().bytes(spec)) * static_cast<double>(spec.num_local);
     double least = inputs_.front().work.bytes;
     for (const BenchInput& input : inputs_) least = std::min(least, input.work.bytes);
-    return copies_needed(pack, least);
+    return copies_needed(pack, least, most_calls(args_));
   }
 
   void run_one(const std::string& impl, const std::vector<std::string>& rivals) {

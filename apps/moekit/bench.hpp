@@ -66,7 +66,11 @@ class Contender {
 };
 /// How many copies of one pack of `pack_bytes`, of which a call reads `hit_bytes`: ≥ max(1 GiB, 4 × last-level cache)
 /// altogether and 4 × last-level cache of those that are read, as far as half of the available memory goes.
-std::int64_t copies_needed(double pack_bytes, double hit_bytes);
+/// More than `most_calls` would never be read twice.
+std::int64_t copies_needed(double pack_bytes, double hit_bytes, std::int64_t most_calls);
+/// Most calls of one row: those that are timed, of which none comes within a millisecond of the next (a probe reads the
+/// cache twice over in between), those with gaps, and a few to warm up.
+std::int64_t most_calls(const BenchArgs& args);
 
 /// What a result is held against; made once per number of tokens.
 struct Expected {
@@ -82,6 +86,9 @@ struct Verification {
 };
 /// Sampled rows against float64, every element finite, every row against another implementation.
 Verification verify_result(const Tensor& y, const Expected& expected, const LayerConfig& config);
+
+/// A row has enough samples, never more than the most; --gap-ms makes this many calls.
+inline constexpr std::int64_t kEnoughSamples = 20, kMostSamples = 3000, kGapCalls = 400;
 
 /// Samples of one row. All vectors have one entry per sample.
 struct Samples {

@@ -10,7 +10,7 @@
 namespace moekit::cli {
 namespace {
 
-constexpr std::size_t kEnough = 20, kFew = 5, kMost = 3000;
+constexpr std::size_t kEnough = kEnoughSamples, kFew = 5, kMost = kMostSamples;
 
 bool finished(std::size_t samples, double elapsed, double seconds) {
   if (interrupted()) return true;
@@ -46,7 +46,6 @@ Samples measure(const BenchJob& job, const BenchInput& input, const Probes& prob
 
 GapResult measure_gaps(const BenchJob& job, const BenchInput& input, const Probes& probes, Contender& a,
                        double back_to_back_us) {
-  constexpr int kCalls = 400;
   GapResult out;
   out.gap_ms = job.args.gap_ms;
   out.back_to_back_us = back_to_back_us;
@@ -56,8 +55,9 @@ GapResult measure_gaps(const BenchJob& job, const BenchInput& input, const Probe
   const std::int64_t probe_bytes =
       std::max<std::int64_t>(threads * std::int64_t{1 << 16}, static_cast<std::int64_t>(input.work.bytes));
   std::vector<double> calls, together, alone;
-  Progress progress(format("every %g ms, %lld tokens", job.args.gap_ms, static_cast<long long>(input.tokens)), kCalls);
-  for (int i = 0; i < kCalls && !interrupted(); ++i) {
+  Progress progress(format("every %g ms, %lld tokens", job.args.gap_ms, static_cast<long long>(input.tokens)),
+                    kGapCalls);
+  for (int i = 0; i < kGapCalls && !interrupted(); ++i) {
     std::this_thread::sleep_for(gap);
     calls.push_back(a.call_us(input.view(), y.tensor));
     std::this_thread::sleep_for(gap);

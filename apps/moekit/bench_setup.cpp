@@ -52,7 +52,13 @@ BenchInput make_input(const BenchJob& job, std::int64_t tokens) {
   return out;
 }
 
-std::int64_t copies_needed(double pack_bytes, double hit_bytes) {
+std::int64_t most_calls(const BenchArgs& args) {
+  const double timed = std::min(1000.0 * args.seconds, static_cast<double>(kMostSamples));
+  return 8 + static_cast<std::int64_t>(std::max(timed, static_cast<double>(kEnoughSamples))) +
+         (args.gap_ms >= 0 ? kGapCalls : 0);
+}
+
+std::int64_t copies_needed(double pack_bytes, double hit_bytes, std::int64_t most_calls) {
   const Machine machine = this_machine();
   const double cache = 4.0 * static_cast<double>(std::max<std::int64_t>(machine.last_level_cache, 8 << 20));
   const double wanted =
@@ -62,7 +68,8 @@ std::int64_t copies_needed(double pack_bytes, double hit_bytes) {
   const double in_memory = std::max(pack_bytes, 2097152.0);
   const double limit = 0.5 * static_cast<double>(machine.available_bytes);
   const double possible = std::floor((pack_bytes < 2097152.0 ? std::min(limit, 3221225472.0) : limit) / in_memory);
-  return static_cast<std::int64_t>(std::clamp(wanted, 1.0, std::max(possible, 1.0)));
+  return static_cast<std::int64_t>(
+      std::clamp(std::min(wanted, static_cast<double>(most_calls)), 1.0, std::max(possible, 1.0)));
 }
 
 Plan plan_for(const BenchJob& job, const std::string& impl) {
