@@ -80,7 +80,10 @@ TEST(plan_open, asking_for_an_open_output_gives_one_without_forcing_a_name) {
       std::vector<float> y(x.size(), std::nanf(""));
       ASSERT_TRUE(close_output(open, Tensor(y.data(), DType::f32, {M, K}), {}).ok());
 
-      const std::vector<float> routed = closed_output(small_config(), "reference", x);
+      std::string inner;  // whose rows these are: "cpu.avx2 slot by slot: …"
+      for (const Candidate& c : plan.bucket(M).candidates)
+        if (c.stage == "experts" && c.chosen) inner = c.detail.substr(0, c.detail.find(" slot by slot"));
+      const std::vector<float> routed = closed_output(small_config(), inner, x);
       std::vector<float> dense(x.size(), 0.0f);
       if (shared > 0) {  // the shared expert alone, by the implementation that the plan names
         const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(2 * M), -1);
@@ -95,11 +98,49 @@ TEST(plan_open, asking_for_an_open_output_gives_one_without_forcing_a_name) {
       for (std::int64_t i = 0; i < M * K; ++i) {
         const auto at = static_cast<std::size_t>(i);
         const double wanted = static_cast<double>(routed[at]) + static_cast<double>(dense[at]);
-        // k rows and products rounded, k + 1 sums, and the two outputs
+        // The same rows (the reference's rounded once); on both sides a product, k sums and the sum with the shared.
         const double terms = magnitude(rows, i / K, i % K) + std::abs(static_cast<double>(dense[at]));
-        ASSERT_NEAR(y[at], wanted, 0x1p-24 * (2 + 3 + 2) * terms) << "[" << i / K << ", " << i % K << "]";
+        ASSERT_NEAR(y[at], wanted, 0x1p-24 * (1 + 2 * (1 + 2 + 1)) * terms) << "[" << i / K << ", " << i % K << "]";
       }
     }
+}
+
+TEST(plan_open, every_implementation_leaves_open_what_it_would_have_closed) {
+  const std::vector<std::int32_t> ids{3, 3, -1, 7, 0, -1, -1, -1, 9, 2};  // twice, nowhere, no such expert
+  const std::vector<float> weights{0.25f, 0.5f, 7, 1.5f, -1, 7, 7, 7, 7, 0.125f};
+  const LayerConfig config = small_config();
+  const std::int64_t K = config.hidden, M = 5;
+  const LayerValues values(config);
+  const std::vector<float> x = normal(M * K, 6);
+  const Routing routing{Tensor(ids.data(), DType::i32, {M, 2}), Tensor(weights.data(), DType::f32, {M, 2})};
+  int found = 0;
+  for (const ExpertsEntry& entry : experts_implementations()) {
+    if ((entry.available && !entry.available()) || !entry.make({})->supports_open_output()) continue;
+    ++found;
+    PlanOptions options = open_options();
+    options.experts = std::string(entry.name);
+    const Plan plan = Plan::create({}, config, options);
+    const Layer layer(plan, Weights::pack(plan, values.source()));
+    Guarded memory(plan.workspace_bytes(M));
+    MoeOutput open;
+    LayerOutput out{.open = &open};
+    LayerInput in{.hidden = Tensor(x.data(), DType::f32, {M, K})};
+    in.routing = routing;
+    const Status status = layer.forward(in, out, {{}, memory.bytes()});
+    ASSERT_TRUE(status.ok()) << entry.name << ": " << status.to_string();
+    EXPECT_TRUE(memory.intact()) << entry.name;
+    ASSERT_FALSE(open.finalised()) << entry.name;
+    std::vector<float> y(x.size(), std::nanf(""));
+    ASSERT_TRUE(close_output(open, Tensor(y.data(), DType::f32, {M, K}), {}).ok());
+    const std::vector<float> closed = closed_output(config, std::string(entry.name), x, routing);
+    const auto& rows = std::get<UnfinalizedOutput>(open.routed);
+    for (std::int64_t i = 0; i < M * K; ++i)  // rows rounded once, a product and k sums on both sides
+      ASSERT_NEAR(y[static_cast<std::size_t>(i)], closed[static_cast<std::size_t>(i)],
+                  0x1p-24 * (1 + 2 * (1 + 2)) * magnitude(rows, i / K, i % K))
+          << entry.name << " [" << i / K << ", " << i % K << "]";
+  }
+  EXPECT_GE(found, 2);
+  EXPECT_EQ(Plan::create({}, config, open_options()).bucket(1).experts, "cpu_open");  // and not the slow one
 }
 
 TEST(plan_open, every_implementation_that_closes_its_output_says_so) {

@@ -22,6 +22,7 @@ constexpr ExpertsEntry kExperts[] = {
     {"cpu_batched.avx512", &cpu::make_batched<Isa::avx512>, &cpu::available<Isa::avx512>},
     {"cpu_batched.avx2", &cpu::make_batched<Isa::avx2>, &cpu::available<Isa::avx2>},
     {"cpu_batched.portable", &cpu::make_batched<Isa::portable>, &cpu::available<Isa::portable>},
+    {"cpu_open", &experts::make_open_cpu, &anywhere},  // the widest of the first, which can stop after GEMM2
     {"naive_batched", &experts::make_naive_batched, &anywhere},
     {"reference_open", &experts::make_open_reference, &anywhere},  // the reference, which can stop after GEMM2
     {"reference", &experts::make_reference, &anywhere},            // f64, scalar
