@@ -5,9 +5,11 @@
 #include <cstring>
 
 #include "quant/numeric.hpp"
-#include "random.hpp"
+#include "seeded_random.hpp"
 
 namespace moekit::cli {
+using seeded::Random;
+
 namespace {
 
 constexpr std::int64_t kPool = 1 << 18;

@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "console.hpp"
+#include "experts/oracle.hpp"
 #include "quant/numeric.hpp"
-#include "random.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
@@ -306,19 +306,7 @@ OracleResult oracle(const OracleProblem& problem) {
 }
 
 std::vector<std::int64_t> sampled_rows(std::int64_t num_tokens, std::uint64_t seed) {
-  std::vector<std::int64_t> rows;
-  if (num_tokens <= 34) {
-    for (std::int64_t t = 0; t < num_tokens; ++t) rows.push_back(t);
-    return rows;
-  }
-  rows = {0, num_tokens - 1};
-  Random random(seed);
-  while (rows.size() < 34) {
-    const std::int64_t t = random.below(num_tokens);
-    if (std::find(rows.begin(), rows.end(), t) == rows.end()) rows.push_back(t);
-  }
-  std::sort(rows.begin(), rows.end());
-  return rows;
+  return moekit::oracle::sample_rows(num_tokens, 32, seed);
 }
 
 std::string Comparison::text() const {

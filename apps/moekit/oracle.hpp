@@ -1,5 +1,6 @@
 // y = Σ_j w_j · Expert_j(x) (+ shared(x)) in float64 for chosen rows: what results are compared with. Independent of
-// every implementation in the lists; quantised activations step by step as their scheme says.
+// every implementation in the lists and of the library's own oracle (experts/oracle.hpp), which shares the definitions
+// of activations and quantisation with them: here both are written down a second time, on purpose.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -6,11 +6,13 @@
 
 #include "console.hpp"
 #include "quant/numeric.hpp"
-#include "random.hpp"
+#include "seeded_random.hpp"
 #include "session.hpp"
 #include "verify_checks.hpp"
 
 namespace moekit::cli {
+using seeded::Random;
+
 namespace {
 
 /// Rows [M, K] of the layer's type with routing, owned.

@@ -204,6 +204,14 @@ Verdict check_problem(const Problem& p, ActivationFormat format) {
   return Verdict::yes();
 }
 
+Verdict check_batched(const Problem& p, const std::optional<BatchedShape>& shape) {
+  if (!shape) return Verdict::no("batched experts are built with the sizes of a batched dispatcher");
+  if (!p.batched || *p.batched == *shape) return Verdict::yes();
+  return Verdict::no(concat("built for T = ", shape->max_tokens_per_rank, ", D = ", shape->num_dispatchers,
+                            ", the problem has T = ", p.batched->max_tokens_per_rank,
+                            ", D = ", p.batched->num_dispatchers));
+}
+
 InputSpec input_spec(const Problem& problem) {
   InputSpec spec;
   const QuantDesc& a1 = problem.quant.a1;

@@ -17,6 +17,9 @@ Status call_size(const ExpertsArgs& args, ProblemSize& size);
 /// What implementations that read any scheme of this project say to a problem's types, activation and device.
 Verdict check_problem(const Problem& problem, ActivationFormat format);
 
+/// What experts built for `shape` say to the sizes of a problem's batched dispatcher.
+Verdict check_batched(const Problem& problem, const std::optional<BatchedShape>& shape);
+
 /// Type of experts' output: what is demanded, else f32.
 inline DType output_type(const Problem& problem) { return problem.out_dtype.value_or(DType::f32); }
 

@@ -77,11 +77,7 @@ class NaiveBatched final : public Experts {
   explicit NaiveBatched(std::optional<BatchedShape> shape) : shape_(shape) {}
   std::string_view name() const override { return "naive_batched"; }
   Verdict supports(const Problem& p) const override {
-    if (!shape_) return Verdict::no("batched experts are built with the sizes of a batched dispatcher");
-    if (p.batched && !(*p.batched == *shape_))
-      return Verdict::no(text::concat("built for T = ", shape_->max_tokens_per_rank, ", D = ", shape_->num_dispatchers,
-                                      ", the problem has T = ", p.batched->max_tokens_per_rank,
-                                      ", D = ", p.batched->num_dispatchers));
+    if (Verdict v = check_batched(p, shape_); !v) return v;
     return check_problem(p, ActivationFormat::batched_experts);
   }
   Formats activation_formats() const override {

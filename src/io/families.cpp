@@ -32,6 +32,19 @@ constexpr RouterRule kNoAuxRouter = {.selection_bias = "gate.e_score_correction_
                                      .scoring_func = "sigmoid",
                                      .topk_methods = {"noaux_tc"}};
 
+/// Bias-corrected sigmoid scores in groups, counted shared experts: DeepSeek-V3 and those that took it over.
+constexpr Family no_aux_family(std::string_view name, const Names& model_types) {
+  return {.name = name,
+          .model_types = model_types,
+          .keys = kDeepSeekKeys,
+          .layers = MoeLayers::after_dense,
+          .blocks = {kMlp},
+          .per_expert = kProjections,
+          .fused = kFused,
+          .router = kNoAuxRouter,
+          .shared = kCountedShared};
+}
+
 constexpr Family kFamilies[] = {
     {.name = "mixtral",
      .model_types = {"mixtral"},
@@ -83,24 +96,8 @@ constexpr Family kFamilies[] = {
                 .scoring_func = "softmax",
                 .topk_methods = {"greedy", "group_limited_greedy"}},
      .shared = kCountedShared},
-    {.name = "deepseek_v3",
-     .model_types = {"deepseek_v3", "kimi_k2"},
-     .keys = kDeepSeekKeys,
-     .layers = MoeLayers::after_dense,
-     .blocks = {kMlp},
-     .per_expert = kProjections,
-     .fused = kFused,
-     .router = kNoAuxRouter,
-     .shared = kCountedShared},
-    {.name = "glm4_moe",
-     .model_types = {"glm4_moe"},
-     .keys = kDeepSeekKeys,
-     .layers = MoeLayers::after_dense,
-     .blocks = {kMlp},
-     .per_expert = kProjections,
-     .fused = kFused,
-     .router = kNoAuxRouter,
-     .shared = kCountedShared},
+    no_aux_family("deepseek_v3", {"deepseek_v3", "kimi_k2"}),
+    no_aux_family("glm4_moe", {"glm4_moe"}),
     {.name = "gpt_oss",
      .model_types = {"gpt_oss"},
      .keys = {.num_experts = {"num_local_experts", "num_experts"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/isa.hpp"
+#include "kit/for_rows.hpp"
 #include "quant/numeric.hpp"
 #include "route/reference.hpp"
 
@@ -38,13 +39,11 @@ ScoreKind score_kind(const RouterConfig& config) {
 
 /// What one call shares among its rows; on the caller's stack.
 struct Call {
-  Call(const RouteArgs& route_args, const RouteSize& route_size, const CpuUnit& route_unit)
-      : args(route_args), size(route_size), unit(route_unit) {}  // leaves the biases alone: 16 KiB
+  Call(const RouteArgs& route_args, const RouteSize& route_size)
+      : args(route_args), size(route_size) {}  // leaves the biases alone: 16 KiB
   const RouteArgs& args;
   const RouteSize& size;
-  const CpuUnit& unit;
   RowsTask task;
-  std::int64_t num_slabs = 1;
   alignas(32) float logit_bias[kMaxExperts];
   alignas(32) float selection_bias[kMaxExperts];
 };
@@ -107,23 +106,12 @@ class Cpu final : public Router {
 Status Cpu::route(const RouteArgs& args) const {
   RouteSize size;
   if (Status s = check(args, size); !s.ok()) return s;
-  Call call(args, size, unit_);
+  Call call(args, size);
   fill_task(call);
   // Waking threads costs several microseconds: not for less than 20 of work.
-  if (row_ns(*args.config, size.num_experts, size.top_k) * static_cast<double>(size.num_valid) > 20e3) {
-    Executor& executor = args.context.stream.executor ? *args.context.stream.executor : cpu_executor();
-    call.num_slabs = std::clamp<std::int64_t>(executor.concurrency(), 1, size.num_valid);
-    executor.run(
-        call.num_slabs,
-        [](void* arg, std::int64_t slab) {
-          const Call& self = *static_cast<const Call*>(arg);
-          const std::int64_t rows = self.size.num_valid, slabs = self.num_slabs;
-          self.unit.route_rows(self.task, rows * slab / slabs, rows * (slab + 1) / slabs);
-        },
-        &call);
-  } else {
-    unit_.route_rows(call.task, 0, size.num_valid);
-  }
+  const double work_ns = row_ns(*args.config, size.num_experts, size.top_k) * static_cast<double>(size.num_valid);
+  kit::cut_rows(args.context.stream, size.num_valid, work_ns > 20e3,
+                [&](std::int64_t begin, std::int64_t end) { unit_.route_rows(call.task, begin, end); });
   clear_rows(args, size.num_valid, size.num_rows);
   return {};
 }

@@ -1,6 +1,7 @@
 // The layer's own router GEMM: checks, and who computes which part.
 #include <algorithm>
 
+#include "kit/for_rows.hpp"
 #include "route/cpu.hpp"
 #include "tensor_checks.hpp"
 #include "text.hpp"
@@ -100,7 +101,7 @@ Status gemm_with(const CpuUnit& unit, const Tensor& hidden, const Tensor& weight
             num_rows >= 48};
   // Waking threads costs several microseconds: not for less than 256 KiB of weights.
   if (num_rows * num_experts * depth >= 128 << 10) {
-    Executor& executor = context.stream.executor ? *context.stream.executor : cpu_executor();
+    Executor& executor = kit::executor_of(context.stream);
     call.num_slabs = std::max(1, executor.concurrency());
     executor.run(call.num_slabs, &run_slab, &call);
   } else {

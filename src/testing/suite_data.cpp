@@ -65,11 +65,11 @@ void SuiteWeights::fill_random(std::byte* data, Random& random) const {
         part.role == ExpertPart::Role::bias ? 0.25f : 1.0f / std::sqrt(static_cast<float>(part.shape[1]));
     if (is_float(part.type)) {
       for (std::int64_t i = 0; i < part.numel(); ++i)
-        numeric::store_f32(tensor.data, part.type, i, random.value() * size);
+        numeric::store_f32(tensor.data, part.type, i, random.centred() * size);
       continue;
     }
     std::vector<float> values(static_cast<std::size_t>(part.numel()));
-    for (float& value : values) value = random.value() * size;
+    for (float& value : values) value = random.centred() * size;
     if (part.shape[0] > 2) std::fill_n(values.begin(), part.shape[1], 0.0f);  // a channel without any weight
     const bool is_down = part.member == &CanonicalExpert::down;
     quantise_into(values, tensor, expert.*parts[p + 3].member, is_down ? spec_.w2 : spec_.w1);
@@ -142,7 +142,7 @@ SuiteCase make_case(const LayerConfig& config, std::int64_t num_tokens, std::sha
   c.k = config.top_k;
   Random random(seed ^ 0x5eedull);
   c.rows.resize(static_cast<std::size_t>(c.M * c.K()));
-  for (float& value : c.rows) value = numeric::round_to(config.dtype, random.value());
+  for (float& value : c.rows) value = numeric::round_to(config.dtype, random.centred());
   route_randomly(c, random);
   return c;
 }

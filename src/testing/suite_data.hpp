@@ -8,27 +8,12 @@
 #include <moekit/kit/experts.hpp>
 
 #include "quant/numeric.hpp"
+#include "seeded_random.hpp"
 #include "shapes.hpp"
 
 namespace moekit::suite {
 
-/// splitmix64.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-  }
-  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(n)); }
-  /// Mean 0, variance 1, uniform.
-  float value() { return static_cast<float>(static_cast<double>(next() >> 11) * 0x1p-52 - 1.0) * 1.7320508f; }
-
- private:
-  std::uint64_t state_;
-};
+using seeded::Random;
 
 /// Memory that starts at a multiple of 256 and ends exactly where it should: 64 bytes on both sides are watched.
 class Guarded {

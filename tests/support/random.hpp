@@ -1,33 +1,14 @@
 // Seeded values for tests: the same on every machine.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "quant/numeric.hpp"
+#include "seeded_random.hpp"
 
 namespace moekit::testing {
 
-/// splitmix64: small, seeded by value, good enough for test data.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-  }
-  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(n)); }
-  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  ///< [0, 1)
-  float normal() {
-    const double u = 1.0 - uniform(), v = uniform();
-    return static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v));
-  }
-
- private:
-  std::uint64_t state_;
-};
+using seeded::Random;
 
 /// n elements of `type`, N(0, 1) · scale, as raw bytes.
 inline std::vector<std::byte> normal_values(Random& random, DType type, std::int64_t n, float scale = 1.0f) {

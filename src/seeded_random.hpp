@@ -1,11 +1,11 @@
-// Seeded values: the same on every machine.
+// Seeded values: the same on every machine. For test data, generated checkpoints and samples; nothing here is secret.
 #pragma once
 #include <cmath>
 #include <cstdint>
 
-namespace moekit::cli {
+namespace moekit::seeded {
 
-/// splitmix64.
+/// splitmix64: small, seeded by value.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -17,6 +17,8 @@ class Random {
   }
   std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(n)); }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  ///< [0, 1)
+  /// Uniform with mean 0 and variance 1.
+  float centred() { return static_cast<float>(2.0 * uniform() - 1.0) * 1.7320508f; }
   float normal() {
     const double u = 1.0 - uniform(), v = uniform();
     return static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v));
@@ -26,4 +28,4 @@ class Random {
   std::uint64_t state_;
 };
 
-}  // namespace moekit::cli
+}  // namespace moekit::seeded
