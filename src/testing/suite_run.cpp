@@ -147,7 +147,8 @@ void PreparedCall::add_routing(const SuiteCase& c) {
 ActivationFormat format_of(const ExpertsEntry& entry) {
   MakeContext context;
   context.batched = BatchedShape{1, 1};
-  return entry.make(context)->activation_formats().in;
+  const auto batched = entry.make(context);  // may be nothing: not for such rows
+  return batched ? batched->activation_formats().in : ActivationFormat::standard;
 }
 
 Subject::Subject(const ExpertsEntry& entry, const SuiteCase& c, std::int64_t capacity) {
@@ -155,6 +156,10 @@ Subject::Subject(const ExpertsEntry& entry, const SuiteCase& c, std::int64_t cap
   MakeContext context;
   if (format == ActivationFormat::batched_experts) context.batched = BatchedShape{capacity, 1};
   experts_ = entry.make(context);
+  if (!experts_)
+    throw Error(StatusCode::invalid_argument,
+                text::concat("[suite] ", entry.name, " makes nothing, neither for standard nor for batched rows"), "",
+                "make");
   problem_ = problem_of(c, format, capacity);
 }
 

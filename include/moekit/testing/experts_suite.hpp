@@ -43,7 +43,8 @@ struct CheckResult {
 MOEKIT_API std::string to_string(const CheckResult& result);
 
 /// Runs every check on every entry whose available() says yes. Results in order of shape, scheme, check, entry. The
-/// oracle is computed once for all entries, so give several at a time. Throws Error for shapes that do not parse.
+/// oracle is computed once for all entries, so give several at a time. Throws Error for shapes that do not parse, and
+/// for entries whose make() gives nothing at all.
 MOEKIT_API std::vector<CheckResult> run_experts_suite(std::span<const ExpertsEntry> entries,
                                                       const SuiteOptions& options = {});
 
