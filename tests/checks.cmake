@@ -1,1 +1,2 @@
-moekit_test(test_checks test_checks_values.cpp test_checks_tensors.cpp test_checks_overlap.cpp)
+moekit_test(test_checks test_checks_values.cpp test_checks_tensors.cpp test_checks_overlap.cpp
+            test_checks_routing.cpp)
