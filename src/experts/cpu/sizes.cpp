@@ -12,8 +12,8 @@ constexpr std::int64_t kGatherBytes = 3 << 20;
 
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
 
-/// 16 KiB of weights (32 KiB of f32 where L1 holds 48): with the rows of a tile they stay in L1 while all row tiles pass
-/// over them.
+/// 16 KiB of weights (32 KiB of f32 where L1 holds 48): with the rows of a tile they stay in L1 while all row tiles
+/// pass over them.
 std::int64_t block_k(Gemm gemm) {
   switch (gemm) {
     case Gemm::i8: return 512;
