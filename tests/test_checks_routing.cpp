@@ -48,7 +48,7 @@ struct Routed {
 TEST(router_weights, that_are_no_numbers_reach_their_own_token_alone_and_no_slot_without_expert) {
   int asked = 0;
   for (const ExpertsEntry& entry : experts_implementations()) {
-    if (entry.available && !entry.available()) continue;
+    if (!testing::runs_here(entry, DType::f32)) continue;
     const auto experts = entry.make({});
     if (!experts || experts->activation_formats().in != ActivationFormat::standard) continue;
     SCOPED_TRACE(std::string(entry.name));

@@ -15,16 +15,24 @@ void* count_malloc(std::size_t size) {
   if (g_counting) ++g_allocations;
   return std::malloc(size ? size : 1);
 }
+void* count_aligned(std::size_t size, std::align_val_t align) {
+  if (g_counting) ++g_allocations;
+  const auto to = static_cast<std::size_t>(align);
+  return std::aligned_alloc(to, (size + to - 1) / to * to);
+}
 }  // namespace
 
 void* operator new(std::size_t size) { return count_malloc(size); }
 void* operator new[](std::size_t size) { return count_malloc(size); }
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return count_malloc(size); }
-void* operator new(std::size_t size, std::align_val_t align) {
-  if (g_counting) ++g_allocations;
-  return std::aligned_alloc(
-      static_cast<std::size_t>(align),
-      (size + static_cast<std::size_t>(align) - 1) / static_cast<std::size_t>(align) * static_cast<std::size_t>(align));
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return count_malloc(size); }
+void* operator new(std::size_t size, std::align_val_t align) { return count_aligned(size, align); }
+void* operator new[](std::size_t size, std::align_val_t align) { return count_aligned(size, align); }
+void* operator new(std::size_t size, std::align_val_t align, const std::nothrow_t&) noexcept {
+  return count_aligned(size, align);
+}
+void* operator new[](std::size_t size, std::align_val_t align, const std::nothrow_t&) noexcept {
+  return count_aligned(size, align);
 }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete[](void* p) noexcept { std::free(p); }
@@ -32,6 +40,8 @@ void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
 void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace moekit::testing {
 namespace {

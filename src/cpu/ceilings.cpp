@@ -1,6 +1,7 @@
 #include "cpu/ceilings.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <mutex>
@@ -33,7 +34,7 @@ double best_rate(int threads, int repeats, double work, const Body& body) {
 // ---- reading ---------------------------------------------------------------------------------------------------
 
 typedef std::uint64_t Words __attribute__((vector_size(16)));
-volatile std::uint64_t sink;
+std::atomic<std::uint64_t> sink;  // what was read: without a use the compiler would read nothing
 
 /// `Streams` pointers that advance together over their parts of the slab; Ahead bytes of prefetch, 0 = none.
 template <int Streams, int Ahead>
@@ -47,7 +48,7 @@ void read_slab(const std::byte* data, std::size_t bytes) {
       for (int i = 0; i < 4; ++i) sum[i] |= reinterpret_cast<const Words*>(line)[i];
     }
   sum[0] |= sum[1] | sum[2] | sum[3];
-  sink = sum[0][0] | sum[0][1];
+  sink.store(sum[0][0] | sum[0][1], std::memory_order_relaxed);
 }
 
 constexpr void (*kPatterns[kReadPatterns])(const std::byte*, std::size_t) = {read_slab<1, 0>, read_slab<4, 0>,
@@ -138,7 +139,7 @@ void f32_generic(std::int64_t) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) sum[i] += x * w;
   for (int i = 1; i < 8; ++i) sum[0] += sum[i];
-  sink = static_cast<std::uint64_t>(sum[0][0]);
+  sink.store(static_cast<std::uint64_t>(sum[0][0]), std::memory_order_relaxed);
 }
 
 #endif

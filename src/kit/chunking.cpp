@@ -87,8 +87,10 @@ Status ModularKernel::run_experts(Call& call) const {
     call.result.output = Tensor(static_cast<void*>(nullptr), type, {0, problem_.weights.hidden}, rows_in.device);
     return {};
   }
-  const bool local = call.routing.id_space == IdSpace::local;
-  const Tensor* expert_map = local ? nullptr : in.expert_map;
+  // Batched rows lie with their expert: whoever dispatched them has used the map.
+  const bool mapped = call.routing.id_space == IdSpace::local ||
+                      experts_->activation_formats().in == ActivationFormat::batched_experts;
+  const Tensor* expert_map = mapped ? nullptr : in.expert_map;
   if (Status s = check_dispatched(call.here, call.routing, *experts_, expert_map); !s.ok()) return s;
   ProblemSize size;
   if (Status s = ProblemSize::from(rows_in, problem_.weights, call.routing.ids, size); !s.ok()) return s;

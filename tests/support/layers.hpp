@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include <moekit/kit/implementations.hpp>
 #include <moekit/layer.hpp>
 
 #include "quant/numeric.hpp"
@@ -32,6 +33,12 @@ class Guarded {
   std::size_t size_, offset_ = 0;
   std::vector<std::byte> memory_;
 };
+
+/// Whether this machine has an implementation and it takes rows and weights of `dtype`: the dot unit is for bf16 alone.
+inline bool runs_here(const ExpertsEntry& entry, DType dtype) {
+  if (entry.available && !entry.available()) return false;
+  return entry.name != "cpu.avx512_bf16" || dtype == DType::bf16;
+}
 
 inline LayerConfig small_config(DType dtype = DType::f32) {
   LayerConfig config;

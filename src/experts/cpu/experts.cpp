@@ -73,14 +73,8 @@ class CpuExperts final : public Experts {
 
 Verdict CpuExperts::supports(const Problem& p) const {
   if (Verdict v = experts_available(isa_); !v.ok()) return v;
-  if (batched()) {
-    if (!shape_) return Verdict::no("batched experts are built with the sizes of a batched dispatcher");
-    if (p.batched && !(*p.batched == *shape_))
-      return Verdict::no(concat("built for T = ", shape_->max_tokens_per_rank, ", D = ", shape_->num_dispatchers,
-                                ", the problem has T = ", p.batched->max_tokens_per_rank,
-                                ", D = ", p.batched->num_dispatchers));
-    if (p.expert_map) return Verdict::no("batched rows lie with their expert already: there is no expert_map");
-  }
+  if (batched())
+    if (Verdict v = experts::check_batched(p, shape_); !v.ok()) return v;
   if (Verdict v = experts::check_problem(p, format_); !v.ok()) return v;
   if (p.quant.a1.type == DType::i8 && std::max(p.weights.hidden, p.weights.intermediate) > kMaxIntegerK)
     return Verdict::no(concat("int8 sums are exact up to ", kMaxIntegerK, " elements, the longest has ",
