@@ -31,7 +31,10 @@ std::vector<float> forward(std::string_view dispatcher, const ExpertsEntry& entr
   const LayerConfig config = small_config();
   Problem problem = mapped_problem(config);
   MakeContext make;
-  if (dispatcher == "single_rank_batched") make.batched = problem.batched = BatchedShape{2 * kTokens, 1};
+  if (dispatcher == "single_rank_batched") {
+    make.batched = problem.batched = BatchedShape{2 * kTokens, 1};
+    problem.format = ActivationFormat::batched_experts;
+  }
   std::shared_ptr<PrepareFinalize> engine;
   for (const auto& candidate : prepare_finalize_implementations())
     if (candidate.name == dispatcher) engine = candidate.make(make);
