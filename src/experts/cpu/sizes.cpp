@@ -7,7 +7,7 @@
 namespace moekit::cpu {
 namespace {
 
-constexpr std::int64_t kChunkBytes = 2 << 20;  // partial sums of one thread: they live in its L2 and its share of L3
+constexpr std::int64_t kChunkBytes = 4 << 20;  // partial sums of one thread: the more, the less often h is read again
 constexpr std::int64_t kGatherBytes = 3 << 20;
 
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
