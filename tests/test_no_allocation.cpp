@@ -15,13 +15,13 @@ void count() {
 }  // namespace
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// The sanitizers own malloc: count the C++ entries only.
-void* operator new(std::size_t size) {
+// The sanitizers own malloc: count the C++ entries only. Out of line: gcc takes an inlined pair for a mismatch.
+[[gnu::noinline]] void* operator new(std::size_t size) {
   count();
   return std::malloc(size);
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 #else
 extern "C" {
 void* __libc_malloc(std::size_t);
