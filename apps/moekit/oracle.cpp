@@ -281,6 +281,7 @@ void add_shared(const OracleProblem& problem, OracleResult& result) {
   }
 }
 
+/// Half an ulp of a value just below a power of two, relative to it; just above one it is twice that.
 double unit_roundoff(DType type) {
   if (type == DType::bf16) return 0x1p-9;
   return type == DType::f16 ? 0x1p-12 : 0x1p-24;
@@ -326,7 +327,7 @@ Comparison compare(const Tensor& got, const std::vector<std::int64_t>& rows, con
       const double value = numeric::load_f32(got.data, got.dtype, rows[i] * got.stride[0] + c * got.stride[1]);
       const double error = std::fabs(value - want.y[at]);
       const double bound = 6 / std::sqrt(3.0) * u * want.noise[at] + 1e-5 * want.largest + 4 * want.flip[at] +
-                           (config.dtype == DType::f32 ? 0 : u * (std::fabs(want.y[at]) + want.routes[at]));
+                           (config.dtype == DType::f32 ? 0 : 2 * u * (std::fabs(want.y[at]) + want.routes[at]));
       if (!std::isfinite(value)) out.finite = false;
       error_squares += error * error;
       value_squares += want.y[at] * want.y[at];
