@@ -36,14 +36,14 @@ class PlainExperts final : public Experts {
     std::fill_n(y.as<float>(), y.numel(), 0.0f);  // every element is written
     for (std::int64_t e = 0; e < w.spec.num_local; ++e) {
       if (Status s = w.format->unpack_expert(w.expert(e), w.spec, expert); !s.ok()) return s;
-      for (std::int64_t r = 0; r < args.routing.ids.numel(); ++r) {
-        const std::int64_t t = r / args.routing.top_k(), j = r % args.routing.top_k();
-        if (args.routing.ids.at<std::int32_t>(t, j) != e) continue;  // nobody is -1, or out of range
-        const float weight = args.weight_on_input ? 1.0f : args.routing.weights.at<float>(t, j);
-        const float* row = &x.at<float>(t, 0);
-        for (std::int64_t i = 0; i < I; ++i) h[i] = silu(dot(row, gate + i * K, K)) * dot(row, up + i * K, K);
-        for (std::int64_t c = 0; c < K; ++c) y.at<float>(t, c) += weight * dot(h, down + c * I, I);
-      }
+      for (std::int64_t t = 0; t < args.routing.num_tokens(); ++t)
+        for (std::int64_t j = 0; j < args.routing.top_k(); ++j) {
+          if (args.routing.ids.at<std::int32_t>(t, j) != e) continue;  // nobody is -1, or out of range
+          const float weight = args.weight_on_input ? 1.0f : args.routing.weights.at<float>(t, j);
+          const float* row = &x.at<float>(t, 0);
+          for (std::int64_t i = 0; i < I; ++i) h[i] = silu(dot(row, gate + i * K, K)) * dot(row, up + i * K, K);
+          for (std::int64_t c = 0; c < K; ++c) y.at<float>(t, c) += weight * dot(h, down + c * I, I);
+        }
     }
     result.output = y;
     return {};

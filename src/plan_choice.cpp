@@ -43,6 +43,7 @@ struct Wish {
   std::string forced{};                // name or glob; empty = any
   const PackFormat* format = nullptr;  // null = any
   bool open = false;                   // the output stays open
+  std::string_view only{};             // the one that every bucket takes; empty = any
 };
 
 class Chooser {
@@ -57,7 +58,11 @@ class Chooser {
       shared_ = {&shared_problem, shared_force(), false};
       plan_.shared_format = pick_format(plan_.shared_spec, shared_);
     }
-    for (std::int64_t limit : bucket_limits(plan_.options)) add_bucket(limit);
+    std::vector<std::int64_t> limits = bucket_limits(plan_.options);
+    std::reverse(limits.begin(), limits.end());  // the largest chooses for all, where all must give the same bits
+    for (std::int64_t limit : limits) add_bucket(limit);
+    std::reverse(plan_.buckets.begin(), plan_.buckets.end());
+    std::reverse(plan_.described.begin(), plan_.described.end());
   }
 
  private:
@@ -144,6 +149,7 @@ class Chooser {
     answer.refusal = answer.experts ? refusal(*answer.experts, problem, dispatcher, wish)
                                     : concat("makes nothing for ", name(problem.format), " activations, which ",
                                              dispatcher.name, " delivers");
+    if (answer.refusal.empty()) answer.refusal = other_than(wish.only, entry.name);
     if (!answer.refusal.empty()) return answer;
     const double estimate = answer.experts->estimate_us(problem, plan_.ceilings);
     answer.refusal = bad_estimate(estimate);
@@ -250,17 +256,23 @@ class Chooser {
     BucketPlan described;
     bucket.max_tokens = described.max_tokens = limit;
     described.format = plan_.format->id();
-    choose_router(plan_, bucket, described);
+    choose_router(plan_, shared_by_all_.router, bucket, described);
     bucket.problem = routed_problem(plan_, limit);
     const std::size_t asked = described.candidates.size();
-    choose_experts(bucket, described, wants_open(routed_, limit));
-    if (!bucket.experts && wants_open(routed_, limit)) {  // better closed than not at all
+    bool open = wants_open(routed_, limit);
+    choose_experts(bucket, described, open);
+    if (!bucket.experts && open) {  // better closed than not at all
       described.candidates.resize(asked);
-      choose_experts(bucket, described, false);
+      choose_experts(bucket, described, open = false);
     }
     if (!bucket.experts) refuse(bucket.problem, plan_.options.experts);
     if (plan_.config.shared.intermediate > 0) bucket.shared = choose_shared(limit, described);
     choose_tail(plan_, bucket, described);
+    if (plan_.options.determinism == Determinism::batch_invariant) {
+      shared_by_all_.router = described.router;
+      shared_by_all_.experts[open] = described.experts;
+      if (bucket.shared) shared_by_all_.dense = bucket.shared->experts().name();
+    }
     bucket.kernel_options.chunk = plan_.options.chunk;
     if (bucket.may_open) bucket.kernel_options.open_max_tokens = plan_.options.tail_max_tokens;
     bucket.kernel = std::make_shared<ModularKernel>(bucket.prepare_finalize, bucket.experts, bucket.shared,
@@ -287,7 +299,8 @@ class Chooser {
 
   void choose_behind(const Dispatcher& dispatcher, bool open, Plan::Impl::Bucket& bucket, BucketPlan& described) const {
     double best = kNever;
-    for (Answer& answer : ask(bucket.problem, dispatcher, {plan_.options.experts, plan_.format, open})) {
+    for (Answer& answer :
+         ask(bucket.problem, dispatcher, {plan_.options.experts, plan_.format, open, shared_by_all_.experts[open]})) {
       Candidate candidate{"experts", std::string(answer.name), false, answer.refusal, 0, {}};
       if (answer.refusal.empty()) {
         candidate.estimate_us = answer.estimate;
@@ -324,7 +337,8 @@ class Chooser {
     const Problem problem = shared_problem(plan_, limit);
     double best = kNever;
     std::shared_ptr<const Experts> chosen;
-    for (const Answer& answer : ask(problem, dispatcher, {shared_.forced, plan_.shared_format}))
+    for (const Answer& answer :
+         ask(problem, dispatcher, {shared_.forced, plan_.shared_format, false, shared_by_all_.dense}))
       if (answer.estimate < best) {
         best = answer.estimate;
         chosen = answer.experts;
@@ -338,6 +352,10 @@ class Chooser {
   }
 
   Plan::Impl& plan_;
+  /// Names that the buckets share for the sake of equal bits; experts of closed and of open outputs.
+  struct {
+    std::string router, experts[2], dense;
+  } shared_by_all_;
   Part routed_, shared_;
   std::vector<PrepareFinalizeEntry> dispatchers_;
 };

@@ -52,7 +52,7 @@ void explain_losers(std::vector<Candidate>& candidates, std::string_view stage, 
   }
 }
 
-void choose_router(const Plan::Impl& plan, Plan::Impl::Bucket& bucket, BucketPlan& described) {
+void choose_router(const Plan::Impl& plan, std::string_view only, Plan::Impl::Bucket& bucket, BucketPlan& described) {
   const RouterConfig& config = plan.config.router;
   if (config.source == RouterSource::external || config.source == RouterSource::simulated) {
     described.router = to_string(config);
@@ -65,6 +65,7 @@ void choose_router(const Plan::Impl& plan, Plan::Impl::Bucket& bucket, BucketPla
     if (!forced_match(plan.options.router, entry.name)) continue;
     Candidate candidate{"router", std::string(entry.name), false, {}, 0, {}};
     const std::shared_ptr<const Router> router = ask(plan, entry, bucket.max_tokens, candidate);
+    if (candidate.reason.empty()) candidate.reason = other_than(only, entry.name);
     if (candidate.reason.empty() && (custom ? !bucket.router : candidate.estimate_us < best)) {
       best = candidate.estimate_us;
       bucket.router = router;

@@ -38,10 +38,17 @@ inline std::string bad_estimate(double us) {
   return text::concat("its estimate is ", us, " us, which cannot be compared");
 }
 
+/// Why `name` is not taken where every bucket takes `only`; empty if it is.
+inline std::string other_than(std::string_view only, std::string_view name) {
+  if (only.empty() || only == name) return {};
+  return text::concat("batch_invariant: ", only, " runs every number of tokens, for the same bits");
+}
+
 /// Among the candidates of `stage` that say yes: marks the winner, gives the others their reason.
 void explain_losers(std::vector<Candidate>& candidates, std::string_view stage, const std::string& winner, double best);
 /// Fills bucket.router and described.router; throws Error with every refusal when none can do it.
-void choose_router(const Plan::Impl& plan, Plan::Impl::Bucket& bucket, BucketPlan& described);
+/// `only`: the router that every bucket takes; empty = any.
+void choose_router(const Plan::Impl& plan, std::string_view only, Plan::Impl::Bucket& bucket, BucketPlan& described);
 /// Who closes the output of a bucket whose other stages are chosen: described.tail and the candidates of that stage.
 void choose_tail(const Plan::Impl& plan, Plan::Impl::Bucket& bucket, BucketPlan& described);
 

@@ -66,6 +66,14 @@ class Estimating : public Experts {
   bool own_format_;
 };
 
+/// The fastest for one token alone.
+class FastWhenSmall final : public Estimating {
+ public:
+  explicit FastWhenSmall(const MakeContext& context) : Estimating("reference", context, false) {}
+  std::string_view name() const override { return "small"; }
+  double estimate_us(const Problem& p, const Ceilings&) const override { return p.size.M == 1 ? 0 : 1e9; }
+};
+
 const Candidate* find(const BucketPlan& bucket, std::string_view stage, std::string_view name) {
   for (const Candidate& candidate : bucket.candidates)
     if (candidate.stage == stage && candidate.name == name) return &candidate;
@@ -90,6 +98,27 @@ std::string error_of(const LayerConfig& config, const PlanOptions& options) {
     return error.what();
   }
   return {};
+}
+
+TEST(plan_entry, that_is_fastest_for_few_tokens_does_not_break_batch_invariance) {
+  const ExpertsEntry entries[] = {
+      {"small", [](const MakeContext& c) -> std::unique_ptr<Experts> { return std::make_unique<FastWhenSmall>(c); },
+       nullptr}};
+  LayerConfig config = small_config();
+  config.shared.intermediate = 24;
+  PlanOptions options;
+  options.extra_experts = entries, options.max_tokens = 64;
+  EXPECT_EQ(Plan::create({}, config, options).bucket(1).experts, "small");
+  options.determinism = Determinism::batch_invariant;
+  const Plan plan = Plan::create({}, config, options);
+  for (const BucketPlan& bucket : plan.buckets()) {
+    EXPECT_EQ(bucket.experts, plan.bucket(64).experts);
+    EXPECT_EQ(bucket.router, plan.bucket(64).router);
+  }
+  ASSERT_NE(plan.bucket(64).experts, "small");
+  EXPECT_NE(find(plan.bucket(1), "experts", "small")->reason.find("batch_invariant: "), std::string::npos);
+  for (const Candidate& candidate : plan.bucket(1).candidates)
+    if (candidate.stage == "shared experts") EXPECT_NE(candidate.name, "small");
 }
 
 TEST(plan_entry, that_makes_nothing_is_a_refused_candidate) {

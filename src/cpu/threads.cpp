@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <climits>
 #include <cstdio>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "text.hpp"
@@ -302,17 +304,25 @@ int rounded_up(long long quota, long long period) {
   return quota > 0 && period > 0 ? static_cast<int>(std::min<long long>((quota + period - 1) / period, kMaxThreads))
                                  : 0;
 }
+/// The number at `at`, moved behind it and a blank; 0 when there is none.
+long long number(std::string_view& at) {
+  long long value = 0;
+  const auto [end, error] = std::from_chars(at.data(), at.data() + at.size(), value);
+  if (error != std::errc{}) return 0;
+  at.remove_prefix(std::min(at.size(), static_cast<std::size_t>(end - at.data()) + 1));
+  return value;
+}
 int quota_v2(const std::string& folder) {
-  long long quota = 0, period = 0;
-  return std::sscanf(first_line(folder + "/cpu.max").c_str(), "%lld %lld", &quota, &period) == 2
-             ? rounded_up(quota, period)
-             : 0;  // "max 100000" does not parse: no quota
+  const std::string line = first_line(folder + "/cpu.max");
+  std::string_view at = line;
+  const long long quota = number(at);  // "max 100000" does not parse: no quota
+  return rounded_up(quota, number(at));
 }
 int quota_v1(const std::string& folder) {
-  long long quota = 0, period = 0;
-  if (std::sscanf(first_line(folder + "/cpu.cfs_quota_us").c_str(), "%lld", &quota) != 1) return 0;
-  if (std::sscanf(first_line(folder + "/cpu.cfs_period_us").c_str(), "%lld", &period) != 1) return 0;
-  return rounded_up(quota, period);
+  const std::string quota = first_line(folder + "/cpu.cfs_quota_us"),
+                    period = first_line(folder + "/cpu.cfs_period_us");
+  std::string_view quota_at = quota, period_at = period;
+  return rounded_up(number(quota_at), number(period_at));
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ Status check_activations(const ExpertsArgs& args, ActivationFormat format) {
     return bad(StatusCode::invalid_dtype,
                concat("[experts] scales of activations must be f32, got ", name(args.activations.scale.dtype)),
                "activations.scale");
-  if (!quantised) return {};
+  if (!quantised || args.quant == nullptr) return {};
   const Tensor& scale = args.activations.scale;
   const std::int64_t groups = quant::scale_extent(x.shape[rank - 1], args.quant->spec().a1.granularity.cols);
   if (scale.numel() == 1) return {};

@@ -88,8 +88,8 @@ Status ModularKernel::run_experts(Call& call) const {
     return {};
   }
   // Batched rows lie with their expert: whoever dispatched them has used the map.
-  const bool mapped = call.routing.id_space == IdSpace::local ||
-                      experts_->activation_formats().in == ActivationFormat::batched_experts;
+  const bool mapped =
+      call.routing.id_space == IdSpace::local || experts_->activation_formats().in == ActivationFormat::batched_experts;
   const Tensor* expert_map = mapped ? nullptr : in.expert_map;
   if (Status s = check_dispatched(call.here, call.routing, *experts_, expert_map); !s.ok()) return s;
   ProblemSize size;

@@ -34,7 +34,7 @@ class Guarded {
   std::vector<std::byte> memory_;
 };
 
-/// Whether this machine has an implementation and it takes rows and weights of `dtype`: the dot units are for bf16 alone.
+/// Whether this machine has an implementation that takes rows and weights of `dtype`: the dot units are for bf16 alone.
 inline bool runs_here(const ExpertsEntry& entry, DType dtype) {
   if (entry.available && !entry.available()) return false;
   return !entry.name.ends_with(".avx512_bf16") || dtype == DType::bf16;
