@@ -31,7 +31,8 @@ struct Tail {
 
 /// Which one is decided at plan time. M = 0 and M above the tail's ceiling are finalised by the layer itself.
 struct LayerOutput {
-  Tensor tensor{};  ///< OutputKind::tensor: [M, K]; may alias nothing but hidden, and hidden only when in_place
+  Tensor tensor{};  ///< OutputKind::tensor: [M, K] in the layer's dtype; may alias nothing but hidden, and hidden only
+                    ///< when in_place
   MoeOutput* open =
       nullptr;  ///< OutputKind::open; when the layer finalises instead, `tensor` is written and open->routed is it
   Tail* tail = nullptr;  ///< OutputKind::tail

@@ -1,7 +1,9 @@
-// The C++ API: product level and checkpoints. The kit level has its own headers under moekit/kit/.
+// The C++ API: product level, checkpoints and the workspace pool. The rest of the kit has its own headers under
+// moekit/kit/.
 #pragma once
 #include <moekit/checkpoint.hpp>
 #include <moekit/config.hpp>
+#include <moekit/kit/workspace.hpp>
 #include <moekit/layer.hpp>
 #include <moekit/plan.hpp>
 #include <moekit/status.hpp>
