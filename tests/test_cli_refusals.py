@@ -36,6 +36,20 @@ class Refusals(CommandLine):
             self.expect(4, verb, SMALL, "--device", "cuda")
         self.expect(4, "explain", "e4k2h64i32:bf16", "--weights", "mxfp4")
 
+    def test_implementations_that_cannot_run_here_are_no_success(self):
+        os.environ["MOEKIT_CPU_ISA"] = "portable"
+        try:
+            for subject in [SMALL, TINY]:
+                self.assertIn("cpu.avx2: ", self.expect(4, "verify", subject, "--impl", "cpu.avx2").stderr)
+        finally:
+            del os.environ["MOEKIT_CPU_ISA"]
+
+    def test_settings_of_generated_rows_beside_given_ones(self):
+        x = self.path("x.npy")
+        write_npy(x, [0.5] * 256, [2, 128])
+        for flag in ["--tokens", "--seed"]:
+            self.assertIn("--x excludes " + flag, self.expect(2, "run", TINY, "--x", x, flag, "2").stderr)
+
     def test_interface_of_later_versions_is_answered_by_name(self):
         for verb in "synth quantize tune plan trace plot pack cache config report".split():
             self.assertIn(verb + " comes in a later version", self.expect(4, verb, SMALL).stderr)

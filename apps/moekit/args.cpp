@@ -153,12 +153,16 @@ void add_run(CLI::App& app, All& all, ExamplesFirst& help) {
   RunArgs& args = all.run;
   verb->add_option("DIR", args.directory, "folder with config.json and model.safetensors")->required()->type_name("");
   add_layer(*verb, args.layer);
-  verb->add_option("--x", args.x, "rows [M, K] as .npy (f32, f16); absent: seeded N(0,1) rows")->type_name("PATH");
+  CLI::Option* x = verb->add_option("--x", args.x, "rows [M, K] as .npy: f32, f16, or bf16 as uint16; absent: N(0,1)");
+  x->type_name("PATH");
   verb->add_option("--out", args.out, "write y as .npy, f32: [M, K], or [layers, M, K] for all layers")
       ->type_name("PATH");
   verb->add_option("--routing-out", args.routing_out, "write layer,token,slot,expert,weight as CSV")->type_name("PATH");
-  verb->add_option("--tokens", args.tokens, "generated rows (16)")->type_name("N")->check(whole(0, kMostTokens));
-  verb->add_option("--seed", args.seed, "of the generated rows")->type_name("N")->check(whole(0));
+  verb->add_option("--tokens", args.tokens, "generated rows (16)")
+      ->type_name("N")
+      ->check(whole(0, kMostTokens))
+      ->excludes(x);
+  verb->add_option("--seed", args.seed, "of the generated rows")->type_name("N")->check(whole(0))->excludes(x);
   verb->add_option("--impl", args.impl, "force experts by name")->type_name("GLOB");
   for (const char* flag : {"--trace", "--ep"}) add_later(*verb, flag, all.later);
   add_threads(*verb, args.threads);

@@ -31,16 +31,23 @@ std::vector<const ExpertsEntry*> matching(const VerifyArgs& args) {
                    " There are:" + list);
 }
 
-/// Those that this machine can run; the others become one n/a line each.
-std::vector<const ExpertsEntry*> runnable(const std::vector<const ExpertsEntry*>& entries, VerifyReport& report) {
+/// Those that this machine can run; the others become one n/a line each. None at all is an error: a report on what was
+/// asked for would be empty, and look like a success.
+std::vector<const ExpertsEntry*> runnable(const VerifyArgs& args, VerifyReport& report) {
   std::vector<const ExpertsEntry*> out;
-  for (const ExpertsEntry* entry : entries) {
+  std::string reasons;
+  for (const ExpertsEntry* entry : matching(args)) {
     const Verdict verdict = entry->available();
-    if (verdict.ok())
+    if (verdict.ok()) {
       out.push_back(entry);
-    else
-      report.add(Check::refuse("this machine", "experts", std::string(entry->name), verdict.reason()));
+      continue;
+    }
+    report.add(Check::refuse("this machine", "experts", std::string(entry->name), verdict.reason()));
+    reasons += "\n  " + std::string(entry->name) + ": " + verdict.reason();
   }
+  if (out.empty())
+    throw Error(StatusCode::unsupported, "[verify] nothing that --impl " + *args.impl + " names runs here:" + reasons,
+                "leave --impl out to check all that do");
   return out;
 }
 
@@ -106,7 +113,7 @@ void verify_subject(const std::string& text, VerifyArgs args, VerifyReport& repo
   if (device_from_name(args.device.value_or("cpu")).type != DeviceType::cpu)
     throw Error(StatusCode::unsupported, "[verify] no CUDA module is loaded", "verify on the CPU: --device cpu");
   std::vector<const ExpertsEntry*> entries;
-  if (!args.bits || args.impl) entries = runnable(matching(args), report);
+  if (!args.bits || args.impl) entries = runnable(args, report);
   const std::vector<SubjectLayer> layers = subject.layers(args.layer);
   const std::optional<io::Golden> golden = open_golden(subject);
   if (golden && args.tokens && !args.bits)
